@@ -14,7 +14,7 @@ MAX_PORT = 65535
 MAX_UNIX_PATH_BYTES = 107
 ADDRESS_HELP = "host:port, [IPv6]:port or unix:/path, for example 127.0.0.1:7070, [::1]:7070 or unix:/run/kvstore.sock"
 
-_HOST_PORT = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):(.*)", re.DOTALL)
+_HOST_PORT = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*)):([^:]*)")
 _PORT = re.compile(r"0|[1-9][0-9]{0,4}")
 _NAME = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,62})(?:\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*")
 _ONLY_DIGITS = re.compile(r"[0-9.]+")
@@ -92,7 +92,7 @@ def _shape_reason(text: str) -> str:
     if "[" in text or "]" in text:
         return "the brackets do not hold one IPv6 address before a colon and a port"
     if text.count(":") > 1:
-        return "an IPv6 host needs brackets"
+        return "it has more than one colon, and an IPv6 host needs brackets"
     return "it has no port"
 
 
@@ -100,7 +100,11 @@ def _port(text: str, port: str) -> int:
     if not port:
         raise ValueError(_refusal(text, "the port is missing"))
     if _PORT.fullmatch(port) is None:
-        reason = "an IPv6 host needs brackets" if ":" in port else f"the port {shown(port)} is not a number 0..{MAX_PORT}"
+        reason = (
+            "it has more than one colon, and an IPv6 host needs brackets"
+            if ":" in port
+            else f"the port {shown(port)} is not a number 0..{MAX_PORT}"
+        )
         raise ValueError(_refusal(text, reason))
     if int(port) > MAX_PORT:
         raise ValueError(_refusal(text, f"the port {port} is above {MAX_PORT}"))

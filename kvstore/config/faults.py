@@ -13,7 +13,7 @@ NEAREST_CUTOFF = 0.5
 
 def shown(value: object) -> str:
     """Quote `value` for a message, cut to `SHOWN_CHARS` characters."""
-    text = repr(value)
+    text = repr(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 3] + "..."
 
 
@@ -33,7 +33,7 @@ class Fault:
     nearest: str = ""
 
     def __str__(self) -> str:
-        parts = [f"{self.key} ({self.where}): {self.problem}"]
+        parts = [f"{_one_line(self.key)} ({_one_line(self.where)}): {self.problem}"]
         if self.limit:
             parts.append(f"allowed: {self.limit}")
         if self.nearest:
@@ -52,6 +52,11 @@ class ConfigError(ValueError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[Fault, ...]]]:
         return type(self), (self.faults,)
+
+
+def _one_line(name: str) -> str:
+    # A quoted TOML key and the name of a variable may hold line breaks and undecodable bytes.
+    return name if name.isprintable() else ascii(name)
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from kvstore.config import units
-from kvstore.config.address import Address
 from kvstore.config.faults import shown
 
 
 class Kind(ABC):
-    """One kind of value. `name` and `unit` are for the reader: unit says what a number in the config tree counts."""
+    """One kind of value."""
 
-    name: str
-    unit: str = ""
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The kind with its article, for messages and docs."""
+
+    @property
+    def unit(self) -> str:
+        """What a number in the config tree counts, "" for what is no number."""
+        return ""
 
     @abstractmethod
     def from_text(self, text: str) -> object:
@@ -57,7 +62,8 @@ def _is_integer(raw: object) -> bool:
     return isinstance(raw, int) and not isinstance(raw, bool)
 
 
-def _refuse_outside(quoted: str, bounds: str) -> ValueError:
+def outside(quoted: str, bounds: str) -> ValueError:
+    """The error of a value beyond its bounds."""
     return ValueError(f"{quoted} is outside {bounds}")
 
 
@@ -73,12 +79,12 @@ class Count(Kind):
     def from_text(self, text: str) -> int:
         if not (text.isascii() and text.isdigit()) or len(text) > units.MAX_DIGITS or (text[0] == "0" and text != "0"):
             raise ValueError(f"{shown(text)} is not a count: write a whole number, for example {self.low}")
-        return self._bounded(int(text))
+        return self._bounded(int(text), shown(text))
 
     def from_toml(self, raw: object) -> int:
         if not isinstance(raw, int) or not _is_integer(raw):
             raise ValueError(f"{shown(raw)} is {toml_type(raw)}, not {self.name}: write a bare integer")
-        return self._bounded(raw)
+        return self._bounded(raw, shown(raw))
 
     def show(self, value: Any) -> str:
         return str(value)
@@ -86,20 +92,20 @@ class Count(Kind):
     def bounds(self) -> str:
         return f"{self.low}..{self.high}"
 
-    def _bounded(self, value: int) -> int:
+    def _bounded(self, value: int, quoted: str) -> int:
         if not self.low <= value <= self.high:
-            raise _refuse_outside(shown(value), self.bounds())
+            raise outside(quoted, self.bounds())
         return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Kind):
-    """Bytes, `low..high`, a multiple of `multiple`, a power of two when `shape` says so."""
+    """Bytes, `low..high`, a multiple of `multiple`, and a power of two where `power_of_two` is set."""
 
     low: int
     high: int
     multiple: int = 1
-    shape: str = ""
+    power_of_two: bool = False
     name = "a size"
     unit = "bytes"
 
@@ -120,49 +126,16 @@ class Size(Kind):
         text = f"{units.format_size(self.low)}..{units.format_size(self.high)}"
         if self.multiple > 1:
             text += f", a multiple of {units.format_size(self.multiple)}"
-        return f"{text}, {self.shape}" if self.shape else text
+        return f"{text}, a power of two" if self.power_of_two else text
 
     def _bounded(self, value: int, quoted: str) -> int:
         if not self.low <= value <= self.high:
-            raise _refuse_outside(quoted, f"{units.format_size(self.low)}..{units.format_size(self.high)}")
+            raise outside(quoted, f"{units.format_size(self.low)}..{units.format_size(self.high)}")
         if value % self.multiple:
             raise ValueError(f"{quoted} is {value} bytes, not a multiple of {units.format_size(self.multiple)}")
-        if self.shape == POWER_OF_TWO and value & (value - 1):
-            raise ValueError(f"{quoted} is {value} bytes, not {POWER_OF_TWO}")
+        if self.power_of_two and value & (value - 1):
+            raise ValueError(f"{quoted} is {value} bytes, not a power of two")
         return value
-
-
-POWER_OF_TWO = "a power of two"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeOrPercent(Kind):
-    """Bytes (an int) or a percentage of the capacity (a Fraction); `low..high` bounds the bytes."""
-
-    low: int
-    high: int
-    name = "a size or a percentage"
-    unit = "bytes"
-
-    def from_text(self, text: str) -> int | Fraction:
-        if not text.endswith("%"):
-            return self._size().from_text(text)
-        share = units.parse_percent(text)
-        if share > 1:
-            raise _refuse_outside(shown(text), "0%..100%")
-        return share
-
-    def from_toml(self, raw: object) -> int | Fraction:
-        return self.from_text(raw) if isinstance(raw, str) else self._size().from_toml(raw)
-
-    def show(self, value: Any) -> str:
-        return units.format_size(value)
-
-    def bounds(self) -> str:
-        return f"{self._size().bounds()} or 0%..100% of hot.capacity"
-
-    def _size(self) -> Size:
-        return Size(low=self.low, high=self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +150,7 @@ class Duration(Kind):
     def from_text(self, text: str) -> float:
         seconds = units.parse_duration(text)
         if not units.parse_duration(self.low) <= seconds <= units.parse_duration(self.high):
-            raise _refuse_outside(shown(text), self.bounds())
+            raise outside(shown(text), self.bounds())
         return seconds
 
     def from_toml(self, raw: object) -> float:
@@ -220,12 +193,12 @@ class Ratio(Kind):
     def _bounded(self, value: float, quoted: str) -> float:
         # Written so that a NaN, which TOML can spell, is refused too.
         if not self.low <= value <= self.high:
-            raise _refuse_outside(quoted, self.bounds())
+            raise outside(quoted, self.bounds())
         return value
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class OneOf(Kind):
     """One of a few words."""
 
     words: tuple[str, ...]
@@ -241,73 +214,3 @@ class Choice(Kind):
 
     def bounds(self) -> str:
         return ", ".join(self.words)
-
-
-@dataclass(frozen=True)
-class WordOr(Kind):
-    """One literal word, read as None, or a value of another kind."""
-
-    word: str
-    other: Kind
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return f'"{self.word}" or {self.other.name}'
-
-    @property
-    def unit(self) -> str:  # type: ignore[override]
-        return self.other.unit
-
-    def from_text(self, text: str) -> object:
-        return None if text == self.word else self._explained(self.other.from_text, text)
-
-    def from_toml(self, raw: object) -> object:
-        return None if raw == self.word else self._explained(self.other.from_toml, raw)
-
-    def show(self, value: Any) -> str:
-        return self.word if value is None else self.other.show(value)
-
-    def bounds(self) -> str:
-        return f"{self.word}, or {self.other.bounds()}"
-
-    def _explained(self, read: Any, raw: object) -> object:
-        try:
-            return read(raw)
-        except ValueError as error:
-            raise ValueError(f"{error}; or write {self.word}") from None
-
-
-@dataclass(frozen=True)
-class Addresses(Kind):
-    """One to `most` addresses: a TOML list of strings, or one string with commas between (spaces around are ignored)."""
-
-    most: int
-    name = "a list of addresses"
-
-    def from_text(self, text: str) -> tuple[Address, ...]:
-        return self._read([item.strip(" ") for item in text.split(",")], shown(text))
-
-    def from_toml(self, raw: object) -> tuple[Address, ...]:
-        if isinstance(raw, str):
-            return self.from_text(raw)
-        if not isinstance(raw, list):
-            raise ValueError(f"{shown(raw)} is {toml_type(raw)}, not {self.name}")
-        wrong = next((item for item in raw if not isinstance(item, str)), None)
-        if wrong is not None:
-            raise ValueError(f"the item {shown(wrong)} is {toml_type(wrong)}, not an address in quotes")
-        return self._read(raw, shown(raw))
-
-    def show(self, value: Any) -> str:
-        return ",".join(str(address) for address in value)
-
-    def bounds(self) -> str:
-        return f"1..{self.most} addresses"
-
-    def _read(self, items: list[str], quoted: str) -> tuple[Address, ...]:
-        if not 1 <= len(items) <= self.most:
-            raise ValueError(f"{quoted} has {len(items)} addresses, outside {self.bounds()}")
-        addresses = tuple(Address.parse(item) for item in items)
-        for index, address in enumerate(addresses):
-            if any(address.overlaps(earlier) for earlier in addresses[:index]):
-                raise ValueError(f"{quoted} lists {address} more than once, or a port and the same port on all hosts")
-        return addresses

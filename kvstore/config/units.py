@@ -33,7 +33,9 @@ SIZE_UNIT_BYTES = {
 }
 DURATION_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 MAX_DIGITS = 15
-SIZE_HELP = "whole bytes or a whole number with B, kB, KB, MB, GB, TB, KiB, MiB, GiB or TiB, for example 64GiB, 5GB or 4096"
+SIZE_HELP = (
+    "whole bytes or a whole number with B, kB, KB, MB, GB, TB, KiB, MiB, GiB or TiB, for example 64GiB, 5GB or 4096"
+)
 DURATION_HELP = "a whole number with ms, s, m or h, for example 97s, 250ms, 5m or 1h"
 RATIO_HELP = "a decimal or a percentage, for example 0.5 or 50%"
 

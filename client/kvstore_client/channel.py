@@ -1,0 +1,175 @@
+"""The one gRPC channel of a client: methods by name, and every failure as an error of the contract.
+
+Calls go out and come back as raw bytes and are coded here, so that a malformed answer is a value of ours and not a
+traceback in gRPC's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import ClientClosed, MalformedAnswer
+from kvstore_client.options import ClientOptions
+from kvstore_wire import errors
+from kvstore_wire.inline import decode_get
+from kvstore_wire.methods import ERROR_METADATA, STORE_METHODS, Method
+from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import types_pb2 as types
+
+MAX_MESSAGE_BYTES = 64 << 20  # Above any shard's Limits.max_message_bytes; gRPC's own default of 4 MiB is below it.
+CONNECT_TIMEOUT_MS = 2000  # gRPC waits 20 s for an address that swallows packets unless told.
+KEEPALIVE_TIMEOUT_MS = 5000
+
+_BY_STATUS: dict[str, type[errors.KvStoreError]] = {
+    "UNAVAILABLE": errors.Unreachable,
+    "CANCELLED": errors.Unreachable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "UNIMPLEMENTED": errors.Unsupported,
+    "UNAUTHENTICATED": errors.Denied,
+    "PERMISSION_DENIED": errors.Denied,
+}
+
+
+class Connection:
+    """Owns the channel. Make and use it inside one event loop."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._channel = grpc.aio.insecure_channel(options.target, options=_channel_options(options))
+        self._target = options.target
+        self._calls = {name: _bound(self._channel, method) for name, method in STORE_METHODS.items()}
+        self._closing = False
+
+    async def unary(self, name: str, request: Message, deadline: Deadline) -> Any:
+        """Calls a unary method and returns its parsed answer. Raises KvStoreError."""
+        deadline.check(f"calling {name}")
+        with self._mapped():
+            call = self._calls[name](request.SerializeToString(), timeout=deadline.remaining_s())
+            raw: bytes = await call
+        return _parsed(STORE_METHODS[name].response, raw)
+
+    async def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncIterator[Any]:
+        """Yields the parsed answers of a server-streaming method. Raises KvStoreError."""
+        deadline.check(f"calling {name}")
+        call = self._calls[name](request.SerializeToString(), timeout=deadline.remaining_s())
+        with self._cancelled_with(call), self._mapped():
+            async for raw in call:
+                yield _parsed(STORE_METHODS[name].response, raw)
+
+    async def payload(
+        self, request: store.GetRequest, deadline: Deadline
+    ) -> AsyncIterator[memoryview | store.GetResponse]:
+        """Yields the messages of a Get stream, payload as views. Raises KvStoreError."""
+        deadline.check("calling Get")
+        call = self._calls["Get"](request.SerializeToString(), timeout=deadline.remaining_s())
+        with self._cancelled_with(call), self._mapped():
+            async for raw in call:
+                yield _decoded(raw)
+
+    async def send(self, messages: Iterator[bytes], deadline: Deadline) -> store.PutResponse:
+        """Sends a Put stream of coded messages and returns the answer. Raises KvStoreError."""
+        deadline.check("calling Put")
+        with self._mapped():
+            raw: bytes = await self._calls["Put"](messages, timeout=deadline.remaining_s())
+        return _parsed(store.PutResponse, raw)
+
+    async def pulse(self, session: bytes) -> AsyncIterator[store.SessionNotice]:
+        """Holds the session's stream open and yields its notices until it breaks. Raises KvStoreError."""
+        call = self._calls["Session"]()
+        with self._cancelled_with(call), self._mapped():
+            await call.write(store.SessionPulse(session=session).SerializeToString())
+            while (raw := await call.read()) is not grpc.aio.EOF:
+                yield _parsed(store.SessionNotice, raw)
+            status = await call.code()
+            if status is not grpc.StatusCode.OK:
+                raise errors.Unreachable(f"the session's stream ended with {status.name}")
+
+    async def close(self, grace_s: float) -> None:
+        """Closes the channel; calls still out after `grace_s` end as closed."""
+        self._closing = True
+        await self._channel.close(grace_s)
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self._target) from error
+        except grpc.aio.UsageError as error:
+            raise ClientClosed("the client was closed", field="client") from error
+        except asyncio.CancelledError:
+            # gRPC reports a channel closed under a call as a cancellation; only a caller's own may pass as one.
+            if self._closing:
+                raise ClientClosed("the client was closed under the call", field="client") from None
+            raise
+        except asyncio.InvalidStateError as error:
+            raise errors.Unreachable(f"{self._target} ended the stream") from error
+
+    @contextmanager
+    def _cancelled_with(self, call: Any) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            call.cancel()
+
+
+def error_of(failure: Any, target: str) -> errors.KvStoreError:
+    """Returns the error that a failed gRPC call stands for."""
+    for key, value in failure.trailing_metadata() or ():
+        if key == ERROR_METADATA:
+            try:
+                return errors.from_detail(types.ErrorDetail.FromString(value))
+            except DecodeError:
+                break
+    status = failure.code().name
+    made = _BY_STATUS.get(status, errors.Internal)
+    return made(f"{target} answered {status}: {failure.details()}")
+
+
+def _channel_options(options: ClientOptions) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", options.connect_backoff_min_ms),
+        ("grpc.max_reconnect_backoff_ms", options.connect_backoff_max_ms),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
+        ("grpc.dns_min_time_between_resolutions_ms", options.connect_backoff_max_ms),
+        ("grpc.keepalive_time_ms", options.keepalive_ms),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),  # A client's back-off is its own.
+        ("grpc.enable_http_proxy", 0),  # A proxy meant for the web must not get the store's traffic.
+        ("grpc.enable_retries", 0),  # Which calls may be tried again is decided in one place, not in two.
+    ]
+
+
+def _bound(channel: Any, method: Method) -> Any:
+    kinds = {
+        (False, False): channel.unary_unary,
+        (False, True): channel.unary_stream,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    return kinds[method.requests, method.responses](method.path)
+
+
+def _parsed(kind: type[Message], raw: bytes) -> Any:
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise MalformedAnswer(f"is not a {kind.__name__}") from error
+
+
+def _decoded(raw: bytes) -> memoryview | store.GetResponse:
+    try:
+        return decode_get(raw)
+    except errors.InvalidArgument as error:
+        raise MalformedAnswer("is not a GetResponse") from error

@@ -1,0 +1,247 @@
+"""The client's one session at its shard: attached when first needed, held open by its stream, replaced when lost.
+
+Rules:
+- One session serves all namespaces of a client. A namespace is added to it by Attach when it is first used.
+- Attaches run one at a time and are shared: however many calls need the same one, it is sent once.
+- When the stream breaks or the shard knows the session no more, the session is lost: its leases have ended, and the
+  next call attaches anew. Nothing is attached in the background, so an idle client of a dead shard is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from kvstore_client.channel import Connection
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import ClientClosed, MalformedAnswer
+from kvstore_client.options import ClientOptions
+from kvstore_client.quiet import QuietLog
+from kvstore_client.stats import Counters
+from kvstore_wire import limits as contract
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable, UnknownSession
+from kvstore_wire.namespace import NamespaceSpec
+from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import types_pb2 as types
+
+HINTS = "hints"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A namespace in a session: what every call but Attach needs."""
+
+    session: bytes
+    generation: int
+    namespace: int
+    limits: types.Limits
+    features: frozenset[str]
+
+
+class LeaseLife:
+    """Whether a lease may still be alive, as far as this side has heard."""
+
+    def __init__(self, session: bytes, lease: types.Lease) -> None:
+        self.session = session
+        self.lease = lease
+        self.ended = False
+
+
+@dataclass(eq=False)
+class _Open:
+    """The session in use. `handles` maps (name, digest) of a namespace to its handle."""
+
+    session: bytes
+    generation: int
+    limits: types.Limits
+    features: frozenset[str]
+    handles: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    pulse: asyncio.Task[None] | None = None
+
+
+class SessionKeeper:
+    """Owns the session and its stream. Lives in the client's event loop."""
+
+    def __init__(self, *, connection: Connection, options: ClientOptions, stats: Counters, log: QuietLog) -> None:
+        self._connection, self._options = connection, options
+        self._stats, self._log = stats, log
+        self._current: _Open | None = None
+        self._generation: int | None = None
+        self._attaching: dict[tuple[str, bytes], asyncio.Task[Binding]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._leases: WeakValueDictionary[int, LeaseLife] = WeakValueDictionary()
+        self._closed = False
+        self.draining = False
+
+    @property
+    def generation(self) -> int | None:
+        """The shard's life that was last attached to; None before the first."""
+        return self._generation
+
+    async def bind(self, spec: NamespaceSpec, deadline: Deadline) -> Binding:
+        """Returns the namespace's binding, attaching if needed. Raises KvStoreError."""
+        ready = self._ready(spec)
+        if ready is not None:
+            return ready
+        if self._closed:
+            raise ClientClosed("the client was closed", field="client")
+        task = self._attaching.get(_name(spec))
+        if task is None:
+            task = asyncio.create_task(self._attach(spec, self._attach_deadline(deadline)))
+            self._attaching[_name(spec)] = task
+            task.add_done_callback(lambda done: self._attached(spec, done))
+        finished, _ = await asyncio.wait({task}, timeout=deadline.remaining_s())
+        if not finished:
+            raise DeadlineExceeded("the deadline passed while attaching")
+        if task.cancelled():
+            raise ClientClosed("the client was closed while attaching", field="client")
+        return task.result()
+
+    def lost(self, session: bytes, why: str) -> None:
+        """Forgets `session` if it is the one in use, and ends its leases."""
+        current = self._current
+        if current is None or current.session != session:
+            return
+        self._current = None
+        if current.pulse is not None and current.pulse is not asyncio.current_task():
+            current.pulse.cancel()
+        for life in list(self._leases.values()):
+            life.ended = life.ended or life.session == session
+        self._stats.sessions_lost += 1
+        self._log.warning("lost", f"session lost ({why}); the next call attaches anew")
+
+    def forget(self, spec: NamespaceSpec, binding: Binding) -> None:
+        """Forgets the namespace's handle, so that the next call attaches it anew."""
+        if self._current is not None and self._current.session == binding.session:
+            self._current.handles.pop(_name(spec), None)
+
+    def watch(self, life: LeaseLife) -> None:
+        """Marks `life` ended when word of its end comes."""
+        current = self._current
+        life.ended = current is None or current.session != life.session
+        self._leases[life.lease.id] = life
+
+    async def close(self) -> None:
+        """Ends the session by ending its stream. Idempotent."""
+        self._closed = True
+        tasks = [t for t in self._attaching.values() if not t.done()]
+        current, self._current = self._current, None
+        if current is not None and current.pulse is not None:
+            tasks.append(current.pulse)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        for life in list(self._leases.values()):
+            life.ended = True
+
+    def _ready(self, spec: NamespaceSpec) -> Binding | None:
+        current = self._current
+        if current is None:
+            return None
+        handle = current.handles.get(_name(spec))
+        if handle is None:
+            return None
+        return Binding(current.session, current.generation, handle, current.limits, current.features)
+
+    def _attach_deadline(self, deadline: Deadline) -> Deadline:
+        # Calls that join later must not fail by the first one's short deadline.
+        return max(deadline, Deadline.after(self._options.default_deadline_ms), key=lambda d: d.at_s)
+
+    def _attached(self, spec: NamespaceSpec, task: asyncio.Task[Binding]) -> None:
+        self._attaching.pop(_name(spec), None)
+        if not task.cancelled() and isinstance(task.exception(), Unreachable):
+            self._log.warning("unreachable", f"cannot attach: {task.exception()}")
+
+    async def _attach(self, spec: NamespaceSpec, deadline: Deadline) -> Binding:
+        async with self._one_at_a_time:
+            current = self._current
+            try:
+                answer = await self._ask(spec, current, deadline)
+            except UnknownSession:
+                if current is None:
+                    raise
+                self.lost(current.session, "unknown to the shard")
+                current = None
+                answer = await self._ask(spec, None, deadline)
+            _check_answer(spec, answer)
+            return self._adopt(spec, answer, current)
+
+    async def _ask(self, spec: NamespaceSpec, current: _Open | None, deadline: Deadline) -> store.AttachResponse:
+        request = store.AttachRequest(
+            min_version=contract.PROTOCOL_VERSION,
+            max_version=contract.PROTOCOL_VERSION,
+            client=self._options.name,
+            session=b"" if current is None else current.session,
+            namespace=spec.to_message(),
+            digest=spec.digest,
+            features=[HINTS] if self._options.gives_hints else [],
+        )
+        answer: store.AttachResponse = await self._connection.unary("Attach", request, deadline)
+        return answer
+
+    def _adopt(self, spec: NamespaceSpec, answer: store.AttachResponse, joined: _Open | None) -> Binding:
+        if joined is not None and self._current is not joined:
+            raise UnknownSession("the session ended while a namespace was added to it")
+        current = joined if joined is not None else self._opened(answer)
+        current.handles[_name(spec)] = answer.namespace
+        return Binding(current.session, current.generation, answer.namespace, current.limits, current.features)
+
+    def _opened(self, answer: store.AttachResponse) -> _Open:
+        current = _Open(answer.session, answer.generation, answer.limits, frozenset(answer.features))
+        self._stats.attaches += 1
+        self._stats.reattaches += self._generation is not None
+        restarted = self._generation is not None and self._generation != answer.generation
+        self._log.info("attached", f"attached to {answer.shard}{', which has restarted' if restarted else ''}")
+        self._current, self._generation, self.draining = current, answer.generation, False
+        current.pulse = asyncio.create_task(self._hold(current))
+        return current
+
+    async def _hold(self, current: _Open) -> None:
+        why = "closed by the shard"
+        try:
+            async with aclosing(self._connection.pulse(current.session)) as notices:
+                async for notice in notices:
+                    self._take(notice)
+        except KvStoreError as error:
+            why = str(error)
+        finally:
+            self.lost(current.session, why)
+
+    def _take(self, notice: store.SessionNotice) -> None:
+        kind = notice.WhichOneof("notice")
+        if kind == "leases_ended":
+            self._end_leases(notice.leases_ended.ids)
+        elif kind == "draining":
+            self.draining = True
+            self._log.warning("draining", f"shard goes away within {notice.draining.within_ms} ms")
+        elif kind == "purged":
+            self._stats.purges += 1
+            self._log.info("purged", "a namespace was emptied by an administrator")
+
+    def _end_leases(self, ids: Iterable[int]) -> None:
+        for lease_id in ids:
+            self._stats.leases_ended += 1
+            life = self._leases.get(lease_id)
+            if life is not None:
+                life.ended = True
+
+
+def _name(spec: NamespaceSpec) -> tuple[str, bytes]:
+    return spec.name, spec.digest
+
+
+def _check_answer(spec: NamespaceSpec, answer: store.AttachResponse) -> None:
+    limits = answer.limits
+    if len(answer.session) != contract.SESSION_BYTES or answer.namespace == 0:
+        raise MalformedAnswer("Attach answered without a session or a namespace")
+    if answer.digest != spec.digest:
+        raise MalformedAnswer("Attach answered for another namespace")
+    if answer.version != contract.PROTOCOL_VERSION:
+        raise MalformedAnswer(f"Attach chose version {answer.version}")
+    needed = (limits.max_match_blocks, limits.max_blocks, limits.max_call_bytes, limits.chunk_bytes)
+    if not all(needed):
+        raise MalformedAnswer("Attach answered without limits")

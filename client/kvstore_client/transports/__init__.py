@@ -1,0 +1,1 @@
+"""Ways to move bytes once the shard has decided what moves."""

@@ -1,0 +1,118 @@
+"""Values that are right one by one and impossible together. Every check names both sides with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvstore.config.choices import Choice, Choices
+from kvstore.config.faults import Fault
+from kvstore.config.schema import GRAIN_BYTES
+from kvstore.config.sources import policy_key
+from kvstore.config.units import KIB, format_size
+
+# Room beside the payload of one piece for the message's other fields.
+MESSAGE_ROOM_BYTES = 64 * KIB
+
+AT_MOST = (
+    ("hot.page", "hot.capacity", "the arena must hold a page"),
+    ("limits.max_part", "hot.page", "a part must fit in a page"),
+    ("limits.max_part", "limits.max_call_bytes", "a call must be able to move a part"),
+    ("lease.default", "lease.max", "a lease of the default life must be allowed"),
+)
+
+
+def find_impossible(choices: Choices, *, namespaces: tuple[str, ...]) -> list[Fault]:
+    """Every impossible pair among `choices`, which are resolved; a key that is absent is not judged."""
+    return [
+        *_over_their_limit(choices),
+        *_chunk_over_message(choices),
+        *_share_below_part(choices),
+        *_overlapping_listeners(choices),
+        *_too_many_policies(choices, namespaces),
+        *_bad_shares(choices, namespaces),
+        *_quotas_over_capacity(choices, namespaces),
+    ]
+
+
+def _fault(*choices: Choice, problem: str) -> Fault:
+    return Fault(
+        key=" and ".join(choice.key for choice in choices),
+        where=", ".join(dict.fromkeys(choice.where for choice in choices)),
+        value=", ".join(choice.kind.show(choice.value) for choice in choices),
+        problem=problem,
+    )
+
+
+def _over_their_limit(choices: Choices) -> Iterator[Fault]:
+    for smaller_key, larger_key, reason in AT_MOST:
+        smaller, larger = choices.get(smaller_key), choices.get(larger_key)
+        if smaller is not None and larger is not None and smaller.value > larger.value:
+            yield _fault(smaller, larger, problem=f"{smaller} is more than {larger}, but {reason}")
+
+
+def _chunk_over_message(choices: Choices) -> Iterator[Fault]:
+    chunk, message = choices.get("limits.chunk"), choices.get("server.max_message")
+    if chunk is not None and message is not None and chunk.value + MESSAGE_ROOM_BYTES > message.value:
+        room = format_size(MESSAGE_ROOM_BYTES)
+        yield _fault(chunk, message, problem=f"{chunk} and {room} of other fields do not fit in {message}")
+
+
+def _share_below_part(choices: Choices) -> Iterator[Fault]:
+    share, capacity, part = (choices.get(key) for key in ("hot.max_leased_share", "hot.capacity", "limits.max_part"))
+    if share is None or capacity is None or part is None:
+        return
+    pinned_bytes = int(share.value * capacity.value)
+    if pinned_bytes < part.value:
+        problem = f"{share} of {capacity} lets leases pin {pinned_bytes} bytes, less than one part of {part}"
+        yield _fault(share, capacity, part, problem=problem)
+
+
+def _overlapping_listeners(choices: Choices) -> Iterator[Fault]:
+    clients, admin = choices.get("server.listen"), choices.get("server.admin_listen")
+    if clients is None or admin is None:
+        return
+    for address in clients.value:
+        for other in admin.value:
+            if address.overlaps(other):
+                problem = f"{address} of {clients.key} and {other} of {admin.key} cannot both be listened at"
+                yield _fault(clients, admin, problem=problem)
+
+
+def _too_many_policies(choices: Choices, namespaces: tuple[str, ...]) -> Iterator[Fault]:
+    most = choices.get("server.max_namespaces")
+    if most is not None and len(namespaces) > most.value:
+        problem = f"the file has policies for {len(namespaces)} namespaces, more than {most}"
+        yield Fault(key=most.key, where=most.where, value=str(most.value), problem=problem)
+
+
+def _bad_shares(choices: Choices, namespaces: tuple[str, ...]) -> Iterator[Fault]:
+    """Each namespace's limit must leave room for one grain, and for what its quota promises."""
+    for quota, most in _shares(choices, namespaces):
+        # A namespace that inherits both sides would only repeat the fault of the defaults.
+        inherits_all = all(side is None or side.inherited for side in (quota, most))
+        if most is not None and most.value is not None and not inherits_all:
+            yield from _bad_share(quota, most)
+
+
+def _bad_share(quota: Choice | None, most: Choice) -> Iterator[Fault]:
+    if most.value < GRAIN_BYTES:
+        yield _fault(most, problem=f"{most} is less than {format_size(GRAIN_BYTES)}, the smallest part")
+    if quota is not None and quota.value is not None and quota.value > most.value:
+        yield _fault(quota, most, problem=f"{quota} promises more than {most} allows")
+
+
+def _shares(choices: Choices, namespaces: Iterable[str]) -> Iterator[tuple[Choice | None, Choice | None]]:
+    yield choices.get("namespaces.default_quota"), choices.get("namespaces.default_max_bytes")
+    for name in namespaces:
+        yield choices.get(policy_key(name, "quota")), choices.get(policy_key(name, "max_bytes"))
+
+
+def _quotas_over_capacity(choices: Choices, namespaces: tuple[str, ...]) -> Iterator[Fault]:
+    """The named namespaces' quotas, and one namespace of the default quota, must all fit at once."""
+    capacity = choices.get("hot.capacity")
+    quotas = [quota for quota, _ in _shares(choices, namespaces) if quota is not None and quota.value]
+    total_bytes = sum(quota.value for quota in quotas)
+    if capacity is not None and total_bytes > capacity.value:
+        added = " + ".join(str(quota) for quota in quotas)
+        problem = f"the quotas promise {total_bytes} bytes, more than {capacity} of {capacity.value} bytes: {added}"
+        yield _fault(*quotas, capacity, problem=problem)

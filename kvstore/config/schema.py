@@ -1,0 +1,247 @@
+"""The tree of every option: one frozen dataclass a section, one field an option.
+
+Each field's metadata holds its kind (which parses and bounds it), its default as text and its doc; the loader, the
+docs and `--help` all read them there. Sizes are bytes, durations seconds, ratios shares of one. No field has a Python
+default: the tree is only made whole, by `load_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from kvstore.config.address import Address
+from kvstore.config.compound_kinds import Addresses, SizeOrPercent, WordOr
+from kvstore.config.kinds import Count, Duration, Kind, OneOf, Ratio, Size
+from kvstore.config.units import GIB, KIB, MIB, TIB
+
+Source = Literal["default", "file", "env", "flag"]
+
+MIN_PAGE_BYTES = 64 * KIB
+MAX_PAGE_BYTES = 64 * MIB
+MAX_PART_BYTES = 64 * MIB
+# Parts are kept in multiples of 4 KiB, the page of x86-64 and the unit of direct I/O.
+GRAIN_BYTES = 4 * KIB
+MAX_CAPACITY_BYTES = 16 * TIB
+MAX_COUNT = 65536
+
+_TTL = WordOr("none", Duration(low="100ms", high="8760h"))
+_QUOTA = WordOr("none", SizeOrPercent(low=0, high=MAX_CAPACITY_BYTES))
+_MAX_BYTES = WordOr("none", SizeOrPercent(low=GRAIN_BYTES, high=MAX_CAPACITY_BYTES))
+
+
+def _option(kind: Kind, *, default: str, doc: str) -> Mapping[str, Any]:
+    return MappingProxyType({"kind": kind, "default": default, "doc": doc, "bounds": kind.bounds(), "unit": kind.unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Ports, sessions and messages."""
+
+    listen: tuple[Address, ...] = field(
+        metadata=_option(Addresses(16), default="127.0.0.1:7070", doc="where clients connect; port 0 is any free port")
+    )
+    admin_listen: tuple[Address, ...] = field(
+        metadata=_option(Addresses(16), default="127.0.0.1:7071", doc="where the admin service and metrics listen")
+    )
+    drain_timeout: float = field(
+        metadata=_option(Duration(low="0s", high="10m"), default="10s", doc="how long SIGTERM lets leases end")
+    )
+    max_sessions: int = field(
+        metadata=_option(Count(low=1, high=MAX_COUNT), default="4096", doc="most client sessions open at once")
+    )
+    max_namespaces: int = field(
+        metadata=_option(Count(low=1, high=MAX_COUNT), default="1024", doc="most namespaces this server holds")
+    )
+    max_message: int = field(
+        metadata=_option(Size(low=128 * KIB, high=64 * MIB), default="8MiB", doc="largest single message either way")
+    )
+    send_budget: int = field(
+        metadata=_option(
+            Size(low=4 * MIB, high=64 * GIB),
+            default="256MiB",
+            doc="bytes that all inline Get streams may hold in flight",
+        )
+    )
+    log_level: str = field(
+        metadata=_option(
+            OneOf(("debug", "info", "warning", "error")), default="info", doc="least severe message that is logged"
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotConfig:
+    """The arena: the memory that holds the parts."""
+
+    capacity: int = field(
+        metadata=_option(
+            Size(low=1 * MIB, high=MAX_CAPACITY_BYTES, multiple=GRAIN_BYTES),
+            default="1GiB",
+            doc="bytes of memory for parts, taken at start",
+        )
+    )
+    page: int = field(
+        metadata=_option(
+            WordOr("auto", Size(low=MIN_PAGE_BYTES, high=MAX_PAGE_BYTES, power_of_two=True)),
+            default="auto",
+            doc="unit in which size classes take memory, at most hot.capacity; auto is the largest power of two that "
+            "is at most 64MiB and an eighth of hot.capacity, and at least 64KiB",
+        )
+    )
+    huge_pages: str = field(
+        metadata=_option(OneOf(("off", "try")), default="off", doc="try asks for huge pages and runs on without them")
+    )
+    prefault: str = field(
+        metadata=_option(
+            OneOf(("background", "off")), default="background", doc="background touches every page once after start"
+        )
+    )
+    max_leased_share: float = field(
+        metadata=_option(
+            Ratio(low=0.05, high=1.0), default="0.8", doc="most of hot.capacity that leases may pin at once"
+        )
+    )
+    policy: str = field(metadata=_option(OneOf(("lru",)), default="lru", doc="which blocks are evicted first"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsConfig:
+    """The most that one call may ask for."""
+
+    max_blocks_per_call: int = field(
+        metadata=_option(
+            Count(low=1, high=MAX_COUNT), default="4096", doc="most blocks in one Acquire, Reserve, Get or Put"
+        )
+    )
+    max_match_blocks: int = field(
+        metadata=_option(Count(low=1, high=MAX_COUNT), default="32768", doc="most blocks in one Match")
+    )
+    max_parts_per_block: int = field(
+        metadata=_option(
+            Count(low=1, high=MAX_COUNT), default="1024", doc="most parts that a geometry may cut a block in"
+        )
+    )
+    max_part: int = field(
+        metadata=_option(
+            Size(low=GRAIN_BYTES, high=MAX_PART_BYTES),
+            default="64MiB",
+            doc="largest part, at most hot.page; where it is not set and hot.page is auto, the smaller of 64MiB and "
+            "hot.page",
+        )
+    )
+    max_call_bytes: int = field(
+        metadata=_option(Size(low=1 * MIB, high=64 * GIB), default="1GiB", doc="most payload bytes that one call moves")
+    )
+    chunk: int = field(
+        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="512KiB", doc="piece size of inline streams")
+    )
+    max_wait: float = field(metadata=_option(Duration(low="0s", high="10m"), default="30s", doc="longest Acquire wait"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseConfig:
+    """How long rights to slots last."""
+
+    default: float = field(
+        metadata=_option(
+            Duration(low="100ms", high="24h"),
+            default="30s",
+            doc="life of a lease whose caller asks for none, at most lease.max",
+        )
+    )
+    max: float = field(
+        metadata=_option(Duration(low="100ms", high="24h"), default="5m", doc="longest life that a caller may ask for")
+    )
+    session_open_timeout: float = field(
+        metadata=_option(
+            Duration(low="100ms", high="10m"),
+            default="10s",
+            doc="how long a new session may wait to open its pulse stream",
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespacePolicy:
+    """What one namespace is given; None stands for none."""
+
+    namespace: str
+    ttl: float | None = field(metadata=_option(_TTL, default="default_ttl", doc="as default_ttl, for this namespace"))
+    quota: int | None = field(
+        metadata=_option(_QUOTA, default="default_quota", doc="as default_quota, for this namespace")
+    )
+    max_bytes: int | None = field(
+        metadata=_option(_MAX_BYTES, default="default_max_bytes", doc="as default_max_bytes, for this namespace")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamespacesConfig:
+    """Retention and shares: the defaults, and one policy for each namespace that the file names."""
+
+    default_ttl: float | None = field(
+        metadata=_option(
+            _TTL, default="none", doc="life of a block, from its commit, in a namespace whose policy leaves it out"
+        )
+    )
+    default_quota: int | None = field(
+        metadata=_option(
+            _QUOTA, default="none", doc="memory that a namespace whose policy leaves it out can always use"
+        )
+    )
+    default_max_bytes: int | None = field(
+        metadata=_option(
+            _MAX_BYTES, default="none", doc="most memory that a namespace whose policy leaves it out may use"
+        )
+    )
+    policy: tuple[NamespacePolicy, ...]
+
+    def for_namespace(self, namespace: str) -> NamespacePolicy:
+        """The policy of `<tenant>/<name>`: its own, or one made of the defaults."""
+        for policy in self.policy:
+            if policy.namespace == namespace:
+                return policy
+        return NamespacePolicy(
+            namespace=namespace, ttl=self.default_ttl, quota=self.default_quota, max_bytes=self.default_max_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """How the server watches itself."""
+
+    probe_interval: float = field(
+        metadata=_option(
+            Duration(low="100ms", high="1m"), default="2s", doc="time between two probes of the event loop"
+        )
+    )
+    probe_timeout: float = field(
+        metadata=_option(Duration(low="10ms", high="1m"), default="1s", doc="a probe slower than this is a failed one")
+    )
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where each option's value came from."""
+
+    entries: tuple[tuple[str, Source], ...]
+
+    def of(self, key: str) -> Source:
+        """The source of `section.key`; what no source set is a default."""
+        return next((source for name, source in self.entries if name == key), "default")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The whole configuration, checked. Two are equal when their values are, whatever the sources."""
+
+    server: ServerConfig
+    hot: HotConfig
+    limits: LimitsConfig
+    lease: LeaseConfig
+    namespaces: NamespacesConfig
+    health: HealthConfig
+    sources: Sources = field(compare=False)

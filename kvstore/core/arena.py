@@ -1,0 +1,221 @@
+"""Which slots of the arena are free: pages given to size classes.
+
+Rules
+- The arena is cut into pages of one size (the last may be shorter). A page is free, or belongs to one size class, or
+  drains: it belongs to a class still, takes nothing new, and goes to another class when its last slot is freed.
+- A page that came to its class by draining is that class's even while it is empty, so that nobody snatches it before
+  the class asks again. Such an idle page goes to another class only by `take_idle`.
+- A slot is `slot_bytes` long, a multiple of SLOT_UNIT_BYTES, and never crosses a page.
+- This file holds no bytes and knows no blocks: a slot carries its owner as a number (a part).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvstore.core.columns import Ids, Longs
+
+SLOT_UNIT_BYTES = 4096
+OPAQUE_STEPS_PER_OCTAVE = 8
+NO_OWNER = -1
+
+
+def slot_bytes_exact(length: int) -> int:
+    """Slot size for parts of a fixed length: rounded up to 4 KiB, one unit at least."""
+    return max(1, -(-length // SLOT_UNIT_BYTES)) * SLOT_UNIT_BYTES
+
+
+def slot_bytes_stepped(length: int) -> int:
+    """Slot size for values of any length: eight sizes an octave, so that at most an eighth is lost and the number of
+    classes stays below a hundred and fifty whatever lengths are stored."""
+    units = slot_bytes_exact(length) // SLOT_UNIT_BYTES
+    step = 1 << max(0, (units - 1).bit_length() - OPAQUE_STEPS_PER_OCTAVE.bit_length() + 1)
+    return -(-units // step) * step * SLOT_UNIT_BYTES
+
+
+class Page:
+    """One page. `owner[slot]` is the part stored there; `slot_bytes` is 0 while the page is free."""
+
+    __slots__ = ("base", "drain_to", "freed", "fresh", "index", "live", "owner", "size_bytes", "slot_bytes", "slots")
+
+    def __init__(self, index: int, base: int, size_bytes: int) -> None:
+        self.index, self.base, self.size_bytes = index, base, size_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        self.slot_bytes = self.slots = self.fresh = self.live = self.drain_to = 0
+        self.freed = array("i")
+        self.owner: Ids = np.empty(0, np.int32)
+
+    def give_to(self, slot_bytes: int) -> None:
+        """Cuts a free page into slots of one size."""
+        self.slot_bytes, self.slots = slot_bytes, self.size_bytes // slot_bytes
+        self.owner = np.full(self.slots, NO_OWNER, np.int32)
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - self.live
+
+    def owners(self) -> Ids:
+        """Parts that live in this page."""
+        used = self.owner[: self.fresh]
+        live: Ids = used[used != NO_OWNER]
+        return live
+
+
+class SizeClass:
+    """The pages of one slot size. `open_pages` have a free slot and do not drain."""
+
+    __slots__ = ("draining_in", "open_pages", "pages", "slot_bytes")
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.pages: dict[int, Page] = {}
+        self.open_pages: dict[int, Page] = {}
+        self.draining_in = 0  # Pages of other classes that will come here.
+
+
+class ArenaMap:
+    """Gives and takes slots. Raises ValueError on a double free: that is a fault of the program, never of a caller."""
+
+    def __init__(self, capacity_bytes: int, page_bytes: int) -> None:
+        if capacity_bytes % SLOT_UNIT_BYTES or page_bytes % SLOT_UNIT_BYTES or not 0 < page_bytes <= capacity_bytes:
+            raise ValueError(f"capacity {capacity_bytes} and page {page_bytes} must be multiples of {SLOT_UNIT_BYTES}")
+        self.capacity_bytes, self.page_bytes = capacity_bytes, page_bytes
+        bases = range(0, capacity_bytes, page_bytes)
+        self.pages = [Page(i, b, min(page_bytes, capacity_bytes - b)) for i, b in enumerate(bases)]
+        self.classes: dict[int, SizeClass] = {}
+        # Popped from the end: low addresses first, since those are prefaulted first.
+        self._free_pages = list(reversed(self.pages))
+        self._idle: dict[int, Page] = {}
+
+    @property
+    def free_page_count(self) -> int:
+        return len(self._free_pages)
+
+    def free_bytes(self) -> int:
+        """Bytes in no used slot, the cuttings of pages included."""
+        return sum(p.size_bytes - p.live * p.slot_bytes for p in self.pages)
+
+    def class_of(self, slot_bytes: int) -> SizeClass:
+        """Returns the class of a slot size, made at its first use."""
+        found = self.classes.get(slot_bytes)
+        if found is None:
+            found = self.classes[slot_bytes] = SizeClass(slot_bytes)
+        return found
+
+    def page_at(self, offset: int) -> Page:
+        return self.pages[offset // self.page_bytes]
+
+    def allocate(self, slot_bytes: int, owners: Ids) -> Longs:
+        """Gives slots to the first owners and returns their offsets; fewer than asked where room ends.
+
+        Takes free slots of the class, then free pages. Never evicts: making room is the caller's decision.
+        """
+        group = self.class_of(slot_bytes)
+        out, done, count = np.empty(len(owners), np.int64), 0, len(owners)
+        while done < count:
+            page = next(iter(group.open_pages.values()), None) or self._open_page(group)
+            if page is None:
+                break
+            done += self._fill(page, owners[done:], out[done:])
+            if not page.free_slots:
+                del group.open_pages[page.index]
+        return out[:done]
+
+    def free(self, offsets: Iterable[int]) -> None:
+        """Takes slots back. A page that empties goes to the class it drains to, or becomes free."""
+        pages, page_bytes = self.pages, self.page_bytes
+        for offset in offsets:
+            page = pages[offset // page_bytes]
+            slot = (offset - page.base) // page.slot_bytes
+            if page.owner[slot] == NO_OWNER:
+                raise ValueError(f"slot at {offset} is free already")
+            page.owner[slot] = NO_OWNER
+            page.freed.append(slot)
+            page.live -= 1
+            if page.live == 0:
+                self._emptied(page)
+            elif not page.drain_to:
+                self.classes[page.slot_bytes].open_pages[page.index] = page
+
+    def drain(self, page: Page, to_slot_bytes: int) -> None:
+        """Closes a page: it takes nothing new and goes to another class once its slots are free."""
+        self.classes[page.slot_bytes].open_pages.pop(page.index, None)
+        page.drain_to = to_slot_bytes
+        self.class_of(to_slot_bytes).draining_in += 1
+
+    def take_idle(self, slot_bytes: int) -> bool:
+        """Moves one empty page of another class to this one; false if there is none."""
+        for page in self._idle.values():
+            if page.slot_bytes != slot_bytes and page.size_bytes >= slot_bytes:
+                self._leave(page)
+                self._give(page, self.class_of(slot_bytes))
+                return True
+        return False
+
+    def check(self) -> None:
+        """Raises AssertionError if the counts of pages, classes and free lists disagree."""
+        for page in self.pages:
+            assert page.live == len(page.owners()), f"page {page.index}: {page.live} live"
+            assert page.fresh - len(page.freed) == page.live, f"page {page.index}: freed list"
+            idle = page.slot_bytes > 0 and page.live == 0
+            assert idle == (page.index in self._idle), f"page {page.index}: idle"
+            is_open = page.slot_bytes > 0 and not page.drain_to and page.free_slots > 0
+            listed = page.slot_bytes > 0 and page.index in self.classes[page.slot_bytes].open_pages
+            assert is_open == listed, f"page {page.index}: open"
+        assert len(self._free_pages) == sum(not p.slot_bytes for p in self.pages), "free pages"
+        drains = sum(1 for p in self.pages if p.drain_to)
+        assert drains == sum(c.draining_in for c in self.classes.values()), "draining pages"
+
+    def _open_page(self, group: SizeClass) -> Page | None:
+        """Takes the first free page that holds at least one slot of the class."""
+        for at in range(len(self._free_pages) - 1, -1, -1):
+            if self._free_pages[at].size_bytes >= group.slot_bytes:
+                page = self._free_pages.pop(at)
+                self._give(page, group)
+                return page
+        return None
+
+    def _give(self, page: Page, group: SizeClass) -> None:
+        page.give_to(group.slot_bytes)
+        group.pages[page.index] = page
+        group.open_pages[page.index] = page
+        self._idle[page.index] = page
+
+    def _leave(self, page: Page) -> None:
+        old = self.classes[page.slot_bytes]
+        del old.pages[page.index]
+        old.open_pages.pop(page.index, None)
+        self._idle.pop(page.index, None)
+        page.clear()
+
+    def _fill(self, page: Page, owners: Ids, out: Longs) -> int:
+        """Puts owners into free slots of one page; returns how many went in."""
+        count = min(len(owners), page.free_slots)
+        reused = min(count, len(page.freed))
+        slots = np.empty(count, np.int64)
+        if reused:
+            slots[:reused] = page.freed[-reused:]
+            del page.freed[-reused:]
+        slots[reused:] = np.arange(page.fresh, page.fresh + count - reused)
+        page.fresh += count - reused
+        page.owner[slots] = owners[:count]
+        page.live += count
+        self._idle.pop(page.index, None)
+        out[:count] = page.base + slots * page.slot_bytes
+        return count
+
+    def _emptied(self, page: Page) -> None:
+        """An emptied page leaves its class: to the class that waits for it, else to the free pages."""
+        to = page.drain_to
+        self._leave(page)
+        if to:
+            group = self.class_of(to)
+            group.draining_in -= 1
+            self._give(page, group)
+        else:
+            self._free_pages.append(page)

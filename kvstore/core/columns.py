@@ -1,0 +1,119 @@
+"""Flat columns: what the shard knows of each block and part, one numpy array a fact.
+
+Arrays are made at their full length at start and touched lazily by the kernel, so that no growth ever copies them;
+resident memory follows the highest number of blocks stored at once. Identifiers are plain indexes and are reused only
+after the record was cleared.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Ids: TypeAlias = npt.NDArray[np.int32]
+Longs: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+# States of a part. A part is visible to readers in PRESENT only.
+ABSENT, RESERVED, PRESENT = 0, 1, 2
+
+
+class BlockColumns:
+    """One row a block. `key` is None where the row is free."""
+
+    def __init__(self, rows: int) -> None:
+        self.key: list[bytes | None] = []  # Grows with use; shares its bytes with the namespace's index.
+        self.namespace: Ids = np.zeros(rows, np.int32)
+        self.first_part: Ids = np.zeros(rows, np.int32)
+        self.slot_units: Ids = np.zeros(rows, np.int32)  # Slot size of its parts, in SLOT_UNIT_BYTES.
+        self.present: Ids = np.zeros(rows, np.int32)  # Parts in state PRESENT.
+        self.reserved: Ids = np.zeros(rows, np.int32)  # Parts in state RESERVED.
+        self.holds: Ids = np.zeros(rows, np.int32)  # Leases that name it; > 0 = neither evicted nor moved.
+        self.doomed: Flags = np.zeros(rows, np.bool_)  # Unlinked; freed when the last hold ends.
+        self.created: Floats = np.zeros(rows, np.float64)
+        self.touched: Floats = np.zeros(rows, np.float64)
+        self.queue_place: Longs = np.zeros(rows, np.int64)  # Owned by the eviction policy.
+        self.ttl_place: Longs = np.zeros(rows, np.int64)  # Owned by the namespace's expiry queue.
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.key) - len(self._free)
+
+    def add(self, key: bytes) -> int:
+        """Takes a free row for `key`; its columns are as `remove` left them (zero)."""
+        if self._free:
+            row = self._free.pop()
+            self.key[row] = key
+            return row
+        self.key.append(key)
+        return len(self.key) - 1
+
+    def remove(self, row: int) -> None:
+        """Clears a row and makes it free."""
+        self.key[row] = None
+        for column in (self.present, self.reserved, self.holds, self.queue_place, self.ttl_place):
+            column[row] = 0
+        self.doomed[row] = False
+        self._free.append(row)
+
+
+class PartColumns:
+    """One row a part; the parts of one block are neighbours, so a block of n parts takes a run of n rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.state: Bytes = np.zeros(rows, np.uint8)
+        self.offset: Longs = np.zeros(rows, np.int64)
+        self.length: Longs = np.zeros(rows, np.int64)
+        self.checksum: Words = np.zeros(rows, np.uint64)
+        self.block: Ids = np.zeros(rows, np.int32)
+        self._used = 0
+        self._free: dict[int, list[int]] = {}  # Length of a run -> first rows.
+
+    @property
+    def capacity(self) -> int:
+        return len(self.state)
+
+    def add(self, count: int, block: int) -> int | None:
+        """Takes `count` neighbouring rows in state ABSENT; None if no such run is free."""
+        runs = self._free.get(count)
+        if not runs and self._used + count > self.capacity:
+            self._coalesce(count)
+            runs = self._free.get(count)
+        if runs:
+            first = runs.pop()
+        elif self._used + count <= self.capacity:
+            first = self._used
+            self._used += count
+        else:
+            return None
+        self.block[first : first + count] = block
+        return first
+
+    def remove(self, first: int, count: int) -> None:
+        """Gives neighbouring rows back."""
+        self.state[first : first + count] = ABSENT
+        self._free.setdefault(count, []).append(first)
+
+    def _coalesce(self, count: int) -> None:
+        """Joins free neighbours and cuts one run of `count` rows out of the first that is long enough."""
+        pieces = sorted((first, size) for size, firsts in self._free.items() for first in firsts)
+        joined: list[list[int]] = []
+        for first, size in pieces:
+            if joined and joined[-1][0] + joined[-1][1] == first:
+                joined[-1][1] += size
+            else:
+                joined.append([first, size])
+        if joined and sum(joined[-1]) == self._used:
+            self._used = joined.pop()[0]
+        self._free = {}
+        cut = next((run for run in joined if run[1] > count), None)
+        if cut is not None and not any(run[1] == count for run in joined):
+            self._free[count] = [cut[0]]
+            cut[0], cut[1] = cut[0] + count, cut[1] - count
+        for first, size in joined:
+            self._free.setdefault(size, []).append(first)

@@ -1,0 +1,173 @@
+"""The one interface of eviction policies, and the queue they are built from.
+
+A policy orders the blocks of one *cohort*: the blocks of one namespace with one slot size. The store asks for victims;
+it alone decides which cohort must give. Blocks under a lease (holds > 0) are never given as victims.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvstore.core.columns import Flags, Floats, Ids, Longs
+
+PARKED = -1  # Place of a block that reached the old end while it was held.
+_FIRST_LOG = 64
+
+
+@dataclass(frozen=True)
+class TouchHint:
+    """What the caller of a request said of its blocks' next use; `next_use` as on the wire, None = no statement."""
+
+    next_use: int | None = None
+    session_tag: int = 0
+
+
+NO_HINT = TouchHint()
+
+
+class EvictionPolicy(Protocol):
+    """Chooses the order in which the blocks of a cohort go.
+
+    All identifiers in one call are distinct. Every method costs what it handles, not what is stored (amortised).
+    """
+
+    def touch(self, blocks: Ids, now: float, hint: TouchHint) -> None:
+        """Takes in the blocks of one request, given tail first; unknown ones enter. They share one logical time."""
+
+    def remove(self, block: int) -> None:
+        """Forgets a block that left for another reason than `take`. Unknown blocks are ignored."""
+
+    def take(self, count: int) -> Ids:
+        """Removes and returns up to `count` victims, the worst first, none of them held.
+
+        Fewer than `count` only if every block that is left is held. Held blocks in the way are parked: they come back
+        with `unpark`, and are looked at once, however often victims are asked for.
+        """
+
+    def peek(self, count: int) -> Ids:
+        """Returns up to `count` blocks that would go next, without removing any."""
+
+    def unpark(self, blocks: Ids, now: float) -> None:
+        """Says that the holds on these blocks ended; those that were parked can go again."""
+
+    def idle_since(self) -> float | None:
+        """Returns the time of the last touch of the next victim, None if there is none. Compares cohorts."""
+
+    def __len__(self) -> int:
+        """Number of blocks in the order, parked ones not counted."""
+
+
+class BlockQueue:
+    """Blocks in the order they were appended, oldest first; appending a block again moves it to the young end.
+
+    An append-only log with lazy deletion: `place[block]` is the index after its live entry, so that an older entry of
+    the same block is known to be stale. The log is compacted when it is full and at least half stale, and doubled
+    otherwise: O(1) amortised a block, a few numpy calls a batch.
+    Owns: the column `place` for the blocks in it (0 = not in it). Blocks of one call must be distinct.
+    """
+
+    __slots__ = ("_count", "_head", "_log", "_place", "_tail")
+
+    def __init__(self, place: Longs) -> None:
+        self._place = place
+        self._log: Ids = np.empty(_FIRST_LOG, np.int32)
+        self._head = self._tail = self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, blocks: Ids) -> None:
+        """Puts blocks at the young end, in their order."""
+        size = len(blocks)
+        if self._tail + size > len(self._log):
+            self._make_room(size)
+        place, tail = self._place, self._tail
+        self._count += size - int(np.count_nonzero(place[blocks] > 0))
+        self._log[tail : tail + size] = blocks
+        self._tail = tail + size
+        place[blocks] = np.arange(tail + 1, tail + size + 1)
+
+    def remove(self, block: int) -> None:
+        """Takes a block out; one that is not in it is ignored."""
+        if self._place[block] > 0:
+            self._count -= 1
+        self._place[block] = 0
+
+    def oldest(self) -> int | None:
+        """Returns the oldest block; stale entries before it are dropped."""
+        while self._head < self._tail:
+            block = int(self._log[self._head])
+            if self._place[block] == self._head + 1:
+                return block
+            self._head += 1
+        return None
+
+    def take(self, count: int, holds: Ids) -> Ids:
+        """Removes and returns up to `count` of the oldest blocks without a hold; held ones in the way are parked."""
+        found: list[Ids] = []
+        while count > 0 and self._head < self._tail:
+            chunk, live = self._chunk(self._head, count)
+            free = np.flatnonzero(live & (holds[chunk] == 0))
+            end = len(chunk) if len(free) < count else int(free[count - 1]) + 1
+            self._leave(chunk[:end], live[:end], holds)
+            victims = chunk[free[:count]]
+            self._place[victims] = 0
+            self._head += end
+            count -= len(victims)
+            found.append(victims)
+        return np.concatenate(found) if found else np.empty(0, np.int32)
+
+    def peek(self, count: int, holds: Ids) -> Ids:
+        """Returns up to `count` of the oldest blocks without a hold, looking at no more than 4 x count entries."""
+        chunk, live = self._chunk(self._head, 2 * count)
+        free: Ids = chunk[live & (holds[chunk] == 0)][:count]
+        return free
+
+    def take_while_older(self, limit: float, times: Floats) -> Ids:
+        """Removes and returns the leading blocks whose `times` are at or before `limit`."""
+        found: list[Ids] = []
+        while self._head < self._tail:
+            chunk, live = self._chunk(self._head, 64)
+            young = np.flatnonzero(live & (times[chunk] > limit))
+            end = int(young[0]) if len(young) else len(chunk)
+            gone = chunk[:end][live[:end]]
+            self._place[gone] = 0
+            self._count -= len(gone)
+            self._head += end
+            found.append(gone)
+            if len(young):
+                break
+        return np.concatenate(found) if found else np.empty(0, np.int32)
+
+    def unpark(self, blocks: Ids) -> None:
+        """Puts those of the blocks that were parked at the young end."""
+        parked = blocks[self._place[blocks] == PARKED]
+        if len(parked):
+            self.append(parked)
+
+    def _chunk(self, start: int, count: int) -> tuple[Ids, Flags]:
+        """Returns the next entries and which of them are live."""
+        end = min(self._tail, start + max(32, 2 * count))
+        chunk = self._log[start:end]
+        return chunk, self._place[chunk] == np.arange(start + 1, end + 1)
+
+    def _leave(self, chunk: Ids, live: Flags, holds: Ids) -> None:
+        passed = chunk[live]
+        self._count -= len(passed)
+        self._place[passed[holds[passed] > 0]] = PARKED
+
+    def _make_room(self, size: int) -> None:
+        """Drops stale entries; doubles the log if that leaves it more than half full."""
+        start, tail = self._head, self._tail
+        entries = self._log[start:tail]
+        kept = entries[self._place[entries] == np.arange(start + 1, tail + 1)]
+        length = len(self._log)
+        while length < 2 * (len(kept) + size):
+            length *= 2
+        log = self._log if length == len(self._log) else np.empty(length, np.int32)
+        log[: len(kept)] = kept
+        self._log, self._head, self._tail = log, 0, len(kept)
+        self._place[kept] = np.arange(1, len(kept) + 1)

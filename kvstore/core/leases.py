@@ -1,0 +1,114 @@
+"""Leases: rights to read or write named slots, each with an end.
+
+Rules
+- A lease ends once: by Release, Commit of its last part, Abort, its deadline, or the end of its session.
+- An ended lease is unknown. Identifiers are never reused in one generation, so that a late caller can only be refused.
+- A lease past its deadline counts as ended even before the sweep finds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.core.columns import Ids
+from kvstore.core.namespaces import Namespace
+from kvstore_wire.errors import TableFull
+
+TICK_S = 0.25  # Width of a sweep bucket: an ended lease's slots come back at most this late.
+NO_IDS: Ids = np.empty(0, np.int32)
+
+
+@dataclass(eq=False)
+class Lease:
+    """What both kinds share. `ended` tells a transfer under way that it must not touch the slots any more."""
+
+    id: int
+    session: bytes
+    namespace: Namespace
+    deadline: float
+    ended: bool = field(default=False, init=False)
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+
+@dataclass(eq=False)
+class ReadLease(Lease):
+    """Blocks held for reading (a block may occur twice) and the parts granted, in order."""
+
+    blocks: Ids = field(default_factory=lambda: NO_IDS)
+    parts: Ids = field(default_factory=lambda: NO_IDS)
+
+
+@dataclass(eq=False)
+class WriteLease(Lease):
+    """Parts reserved for writing. `landed[i]` is 1 once all bytes of parts[i] are there, `open[i]` 1 until it is
+    committed or dropped. Its blocks are held once each."""
+
+    blocks: Ids = field(default_factory=lambda: NO_IDS)
+    parts: Ids = field(default_factory=lambda: NO_IDS)
+    landed: bytearray = field(default_factory=bytearray)
+    open: bytearray = field(default_factory=bytearray)
+
+
+class LeaseTable:
+    """Leases by identifier, and in buckets by deadline for the sweep."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._next = 1
+        self._leases: dict[int, Lease] = {}
+        self._buckets: dict[int, set[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def all(self) -> list[Lease]:
+        """Every lease that has not ended."""
+        return list(self._leases.values())
+
+    def new_id(self) -> int:
+        """Returns an identifier for a new lease. Raises TableFull when too many leases are open."""
+        if len(self._leases) >= self._limit:
+            raise TableFull(f"{len(self._leases)} leases are open", field="lease", limit=f"{self._limit}")
+        self._next += 1
+        return self._next - 1
+
+    def add(self, lease: Lease) -> None:
+        self._leases[lease.id] = lease
+        self._bucket(lease.deadline).add(lease.id)
+
+    def get(self, lease_id: int, session: bytes, now: float) -> Lease | None:
+        """Returns a lease of this session that has not ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.session != session or lease.deadline <= now:
+            return None
+        return lease
+
+    def renew(self, lease: Lease, deadline: float) -> None:
+        self._bucket(lease.deadline).discard(lease.id)
+        lease.deadline = deadline
+        self._bucket(deadline).add(lease.id)
+
+    def end(self, lease: Lease) -> None:
+        """Takes a lease out and marks it ended; what it held is the caller's to give back."""
+        lease.ended = True
+        if self._leases.pop(lease.id, None) is not None:
+            self._bucket(lease.deadline).discard(lease.id)
+
+    def take_expired(self, now: float) -> list[Lease]:
+        """Ends and returns the leases whose deadline has passed, oldest bucket first."""
+        last = int(now / TICK_S)
+        due = sorted(b for b in self._buckets if b < last)
+        expired = [self._leases[i] for b in due for i in sorted(self._buckets[b])]
+        for lease in expired:
+            self.end(lease)
+        for bucket in due:
+            del self._buckets[bucket]
+        return expired
+
+    def _bucket(self, deadline: float) -> set[int]:
+        return self._buckets.setdefault(int(deadline / TICK_S), set())

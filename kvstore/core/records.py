@@ -1,0 +1,242 @@
+"""Blocks, their parts, their slots, and the account of the arena's bytes.
+
+Rules
+- Every byte of the arena is free, reserved (a slot waiting for its bytes), leased (a committed slot of a block with
+  holds, or of a removed block that a reader still holds) or evictable: the four sum to the capacity.
+- A block with holds keeps its slots. `unlink` takes a block out of the index at once; its slots come back with the
+  last hold.
+- A block without any present part exists only while a lease holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, Longs, PartColumns, Words
+from kvstore.core.counters import Removal
+from kvstore.core.eviction.base import EvictionPolicy, TouchHint
+from kvstore.core.namespaces import Namespace
+
+SPARE_ROWS = 70_000  # Rows for one call's blocks before they have slots.
+
+
+class Records:
+    """The tables of one shard's hot tier. `on_change(block)` is called when a block's parts became visible or went."""
+
+    def __init__(self, arena: ArenaMap, policy: Callable[[BlockColumns], EvictionPolicy]) -> None:
+        rows = arena.capacity_bytes // SLOT_UNIT_BYTES + SPARE_ROWS
+        self.arena = arena
+        self.blocks = BlockColumns(rows)
+        self.parts = PartColumns(2 * rows)
+        self.reserved_bytes = self.leased_bytes = self.evictable_bytes = 0
+        self.cohorts: dict[int, dict[int, EvictionPolicy]] = {}  # Slot size -> namespace index -> policy.
+        self.namespaces: dict[int, Namespace] = {}
+        self.on_change: Callable[[int], None] = lambda block: None
+        self._policy = policy
+
+    @property
+    def free_bytes(self) -> int:
+        return self.arena.capacity_bytes - self.reserved_bytes - self.leased_bytes - self.evictable_bytes
+
+    def slot_bytes(self, block: int) -> int:
+        return int(self.blocks.slot_units[block]) * SLOT_UNIT_BYTES
+
+    # -- making and removing -------------------------------------------------------------------------------------
+
+    def new_block(self, namespace: Namespace, key: bytes, slot_bytes: int) -> int | None:
+        """Makes a block without slots, not yet in the index; None if the part table has no room."""
+        block = self.blocks.add(key)
+        first = self.parts.add(namespace.parts_per_block, block)
+        if first is None:
+            self.blocks.remove(block)
+            return None
+        self.blocks.first_part[block] = first
+        self.blocks.namespace[block] = namespace.index
+        self.blocks.slot_units[block] = slot_bytes // SLOT_UNIT_BYTES
+        return block
+
+    def drop_new_block(self, namespace: Namespace, block: int) -> None:
+        """Takes back a block that `new_block` made and that was never linked."""
+        self.parts.remove(int(self.blocks.first_part[block]), namespace.parts_per_block)
+        self.blocks.remove(block)
+
+    def link(self, namespace: Namespace, block: int, now: float) -> None:
+        """Puts a new block into the index; it must have a reserved part."""
+        key = self.blocks.key[block]
+        assert key is not None
+        namespace.blocks[key] = block
+        self.namespaces[namespace.index] = namespace
+        self.blocks.created[block] = self.blocks.touched[block] = now
+        if namespace.expiry is not None:
+            namespace.expiry.append(np.array([block], np.int32))
+
+    def reserve_slots(self, namespace: Namespace, parts: Ids, *, offsets: Longs, lengths: Longs) -> None:
+        """Gives slots to absent parts of blocks of one slot size."""
+        self.parts.offset[parts] = offsets
+        self.parts.length[parts] = lengths
+        self.parts.state[parts] = RESERVED
+        owners = self.parts.block[parts]
+        np.add.at(self.blocks.reserved, owners, 1)
+        size = len(parts) * self.slot_bytes(int(owners[0])) if len(parts) else 0
+        self.reserved_bytes += size
+        namespace.hot_bytes += size
+
+    def publish(self, parts: Ids, checksums: Words) -> None:
+        """Makes reserved parts of held blocks visible."""
+        self.parts.checksum[parts] = checksums
+        self.parts.state[parts] = PRESENT
+        owners = self.parts.block[parts]
+        np.add.at(self.blocks.reserved, owners, -1)
+        np.add.at(self.blocks.present, owners, 1)
+        size = int(self.blocks.slot_units[owners].sum(dtype=np.int64)) * SLOT_UNIT_BYTES
+        self.reserved_bytes -= size
+        self.leased_bytes += size
+        for block in dict.fromkeys(owners.tolist()):
+            self.on_change(block)
+
+    def abandon(self, namespace: Namespace, parts: Ids) -> None:
+        """Takes the slots of reserved parts back; their blocks are still held by the lease that ends."""
+        if not len(parts):
+            return
+        self.parts.state[parts] = ABSENT
+        owners = self.parts.block[parts]
+        np.add.at(self.blocks.reserved, owners, -1)
+        size = int(self.blocks.slot_units[owners].sum(dtype=np.int64)) * SLOT_UNIT_BYTES
+        self.reserved_bytes -= size
+        namespace.hot_bytes -= size
+        self.arena.free(self.parts.offset[parts].tolist())
+        for block in dict.fromkeys(owners.tolist()):
+            self.on_change(block)
+
+    def unlink(self, block: int, cause: Removal) -> bool:
+        """Takes a block out of the index; true if its slots came back at once (nothing holds it)."""
+        blocks = self.blocks
+        namespace = self.namespaces[int(blocks.namespace[block])]
+        key = blocks.key[block]
+        assert key is not None
+        assert not blocks.doomed[block]
+        del namespace.blocks[key]
+        namespace.counters.add(cause.value)
+        self._policy_of(block).remove(block)
+        if namespace.expiry is not None:
+            namespace.expiry.remove(block)
+        blocks.doomed[block] = True
+        self.on_change(block)
+        if blocks.holds[block] == 0:
+            self.evictable_bytes -= int(blocks.present[block]) * self.slot_bytes(block)
+            self._free_block(block, namespace)
+            return True
+        return False
+
+    def _free_block(self, block: int, namespace: Namespace) -> None:
+        """Gives back the slots and rows of an unlinked block that nothing holds (its bytes are off the account)."""
+        first, count = int(self.blocks.first_part[block]), namespace.parts_per_block
+        state = self.parts.state[first : first + count]
+        used = self.parts.offset[first : first + count][state != ABSENT].tolist()
+        self.arena.free(used)
+        namespace.hot_bytes -= len(used) * self.slot_bytes(block)
+        self.parts.remove(first, count)
+        self.blocks.remove(block)
+
+    # -- holds ---------------------------------------------------------------------------------------------------
+
+    def hold(self, blocks: Ids) -> None:
+        """Adds a hold to each block; a block may be named more than once."""
+        holds = self.blocks.holds
+        fresh = np.unique(blocks[holds[blocks] == 0])
+        np.add.at(holds, blocks, 1)
+        size = self._present_bytes(fresh)
+        self.evictable_bytes -= size
+        self.leased_bytes += size
+
+    def unhold(self, blocks: Ids, now: float) -> None:
+        """Takes one hold from each; frees what was removed meanwhile and what holds no part at all."""
+        holds = self.blocks.holds
+        np.subtract.at(holds, blocks, 1)
+        idle = np.unique(blocks[holds[blocks] == 0])
+        size = self._present_bytes(idle)
+        self.leased_bytes -= size
+        gone = self.blocks.doomed[idle]
+        kept = idle[~gone]
+        self.evictable_bytes += self._present_bytes(kept)
+        for block in idle[gone].tolist():
+            self._free_block(block, self.namespaces[int(self.blocks.namespace[block])])
+        if len(kept):
+            self._settle(kept, now)
+
+    def _settle(self, blocks: Ids, now: float) -> None:
+        """Blocks whose last hold ended: empty ones vanish, parked ones return to their cohort's order."""
+        for block in blocks[self.blocks.present[blocks] == 0].tolist():
+            self.unlink(block, Removal.INCOMPLETE)
+        parked = blocks[self.blocks.queue_place[blocks] < 0]
+        for block in parked.tolist():
+            self._policy_of(block).unpark(np.array([block], np.int32), now)
+
+    def _present_bytes(self, blocks: Ids) -> int:
+        units = self.blocks.present[blocks].astype(np.int64) * self.blocks.slot_units[blocks]
+        return int(units.sum()) * SLOT_UNIT_BYTES
+
+    # -- order ---------------------------------------------------------------------------------------------------
+
+    def touch(self, namespace: Namespace, blocks: Ids, *, now: float, hint: TouchHint) -> None:
+        """Tells the policy of one request's blocks, distinct, given tail first."""
+        if not len(blocks):
+            return
+        units = self.blocks.slot_units[blocks]
+        if (units == units[0]).all():
+            self.cohort(namespace, int(units[0]) * SLOT_UNIT_BYTES).touch(blocks, now, hint)
+            return
+        for unit in np.unique(units).tolist():
+            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(blocks[units == unit], now, hint)
+
+    def cohort(self, namespace: Namespace, slot_bytes: int) -> EvictionPolicy:
+        """The policy that orders a namespace's blocks of one slot size, made on first use."""
+        found = namespace.cohorts.get(slot_bytes)
+        if found is None:
+            found = namespace.cohorts[slot_bytes] = self._policy(self.blocks)
+            self.cohorts.setdefault(slot_bytes, {})[namespace.index] = found
+            self.namespaces[namespace.index] = namespace
+        return found
+
+    def forget_namespace(self, namespace: Namespace) -> None:
+        """Drops the cohorts of a namespace that no longer exists; it must have no blocks."""
+        index = namespace.index
+        self.namespaces.pop(index, None)
+        for cohorts in self.cohorts.values():
+            cohorts.pop(index, None)
+
+    def _policy_of(self, block: int) -> EvictionPolicy:
+        namespace = self.namespaces[int(self.blocks.namespace[block])]
+        return self.cohort(namespace, self.slot_bytes(block))
+
+    # -- checking ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises AssertionError unless every table agrees with every other. Costs the number stored: for idle time."""
+        self.arena.check()
+        reserved = leased = evictable = 0
+        for block, key in enumerate(self.blocks.key):
+            if key is None:
+                continue
+            namespace, size = self.namespaces[int(self.blocks.namespace[block])], self.slot_bytes(block)
+            first = int(self.blocks.first_part[block])
+            state = self.parts.state[first : first + namespace.parts_per_block]
+            present, waiting = int((state == PRESENT).sum()), int((state == RESERVED).sum())
+            assert present == self.blocks.present[block], f"block {block}: present"
+            assert waiting == self.blocks.reserved[block], f"block {block}: reserved"
+            held = self.blocks.holds[block] > 0
+            assert held or present > 0, f"block {block}: empty"
+            assert self.blocks.holds[block] >= 0, f"block {block}: holds"
+            assert held or not waiting, f"block {block}: reserved without a hold"
+            assert self.blocks.doomed[block] or namespace.blocks[key] == block, f"block {block}: index"
+            assert held or not self.blocks.doomed[block], f"block {block}: doomed and idle"
+            reserved += waiting * size
+            leased += present * size if held else 0
+            evictable += 0 if held else present * size
+        assert (reserved, leased, evictable) == (self.reserved_bytes, self.leased_bytes, self.evictable_bytes)
+        assert self.arena.free_bytes() == self.free_bytes, (self.arena.free_bytes(), self.free_bytes)
+        hot = sum(n.hot_bytes for n in self.namespaces.values())
+        assert hot == reserved + leased + evictable, (hot, reserved, leased, evictable)

@@ -1,0 +1,82 @@
+"""Sessions: one client process's life at this shard. When a session ends, so do its leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvstore.core.namespaces import Namespace
+from kvstore_wire.errors import InvalidArgument, TableFull, UnknownNamespace, UnknownSession
+from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
+
+
+@dataclass(eq=False)
+class Session:
+    """`open_until` is when it ends unless its stream was opened; None once it is open."""
+
+    id: bytes
+    client: str
+    features: frozenset[str]
+    open_until: float | None
+    namespaces: dict[int, Namespace] = field(default_factory=dict)
+    leases: set[int] = field(default_factory=set)
+
+    def namespace(self, handle: int) -> Namespace:
+        """Raises UnknownNamespace if the session did not attach it."""
+        found = self.namespaces.get(handle)
+        if found is None:
+            raise UnknownNamespace(f"handle {handle} is not of this session", field="namespace")
+        return found
+
+    def handle_of(self, namespace: Namespace) -> int:
+        """Returns the handle of a namespace in this session, made on first use.
+
+        Raises InvalidArgument when the session has too many.
+        """
+        for handle, known in self.namespaces.items():
+            if known is namespace:
+                return handle
+        if len(self.namespaces) >= MAX_NAMESPACES_PER_SESSION:
+            limit = f"{MAX_NAMESPACES_PER_SESSION}"
+            raise InvalidArgument("too many namespaces in one session", field="session", limit=limit)
+        handle = len(self.namespaces) + 1
+        self.namespaces[handle] = namespace
+        namespace.sessions += 1
+        return handle
+
+
+class SessionTable:
+    """Sessions by their secret."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._sessions: dict[bytes, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    def open(self, session: Session) -> None:
+        """Raises TableFull when there are too many."""
+        if len(self._sessions) >= self._limit:
+            raise TableFull(f"{len(self._sessions)} sessions", field="session", limit=f"{self._limit}")
+        self._sessions[session.id] = session
+
+    def get(self, session_id: bytes) -> Session:
+        """Raises UnknownSession."""
+        found = self._sessions.get(session_id)
+        if found is None:
+            raise UnknownSession("the session ended or belongs to an earlier life of the shard", field="session")
+        return found
+
+    def close(self, session: Session) -> None:
+        """Takes a session out; its leases are the caller's to end."""
+        if self._sessions.pop(session.id, None) is not None:
+            for namespace in session.namespaces.values():
+                namespace.sessions -= 1
+
+    def unopened(self, now: float) -> list[Session]:
+        """Sessions whose stream was not opened in time."""
+        return [s for s in self._sessions.values() if s.open_until is not None and s.open_until <= now]

@@ -1,0 +1,298 @@
+"""The decisions of one shard's hot tier, as one object.
+
+Pure: no I/O, no clock (`now` is seconds on any monotonic clock), no threads, no bytes. What must happen outside is
+left in `effects`, which the shell takes after each call. Only one caller at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from kvstore.core.arena import ArenaMap
+from kvstore.core.columns import Ids
+from kvstore.core.counters import NAMESPACE_COUNTERS, Removal
+from kvstore.core.eviction import POLICIES
+from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
+from kvstore.core.namespaces import Namespace, NamespaceRules, NamespaceTable
+from kvstore.core.reading import Acquisition, Reader, ReadLimits
+from kvstore.core.records import Records
+from kvstore.core.sessions import Session, SessionTable
+from kvstore.core.space import Space
+from kvstore.core.writing import Writer
+from kvstore_wire.namespace import NamespaceSpec
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    """Limits of one shard's core. Sizes in bytes, times in seconds."""
+
+    capacity_bytes: int
+    page_bytes: int
+    policy: str = "lru"
+    max_leased_share: float = 0.8
+    max_call_bytes: int = 1 << 30
+    max_sessions: int = 4096
+    max_namespaces: int = 1024
+    max_leases: int = 1 << 18
+    session_open_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class Wake:
+    """An Acquire's block changed: step it."""
+
+    acquisition: Acquisition
+
+
+@dataclass(frozen=True)
+class LeasesEnded:
+    """Leases of a session ended before their holder said so: tell it."""
+
+    session: bytes
+    lease_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NamespacePurged:
+    """A namespace of a session was emptied: tell it."""
+
+    session: bytes
+    handle: int
+
+
+@dataclass(frozen=True)
+class SessionEnded:
+    """A session ended here: close its stream."""
+
+    session: bytes
+
+
+Effect: TypeAlias = "Wake | LeasesEnded | NamespacePurged | SessionEnded"
+
+
+@dataclass(frozen=True)
+class Purged:
+    """What a purge removed; `deferred_blocks` of them are still held by readers or writers."""
+
+    blocks: int
+    deferred_blocks: int
+    bytes: int
+
+
+class Store:
+    """One shard's tables, and the verbs over them. Reading is `reader`, writing is `writer`."""
+
+    def __init__(
+        self,
+        settings: StoreSettings,
+        rules_of: Callable[[NamespaceSpec], NamespaceRules] = lambda spec: NamespaceRules(),
+    ) -> None:
+        self.settings = settings
+        arena = ArenaMap(settings.capacity_bytes, settings.page_bytes)
+        self.records = Records(arena, POLICIES[settings.policy])
+        self.records.on_change = self._changed
+        self.leases = LeaseTable(settings.max_leases)
+        self.sessions = SessionTable(settings.max_sessions)
+        self.namespaces = NamespaceTable(
+            limit=settings.max_namespaces,
+            rules_of=rules_of,
+            ttl_place=self.records.blocks.ttl_place,
+            on_drop=self.records.forget_namespace,
+        )
+        share = int(settings.max_leased_share * settings.capacity_bytes)
+        self.reader = Reader(self.records, self.leases, ReadLimits(share, settings.max_call_bytes))
+        self.writer = Writer(self.records, self.leases, Space(self.records), share, settings.max_call_bytes)
+        self._effects: list[Effect] = []
+
+    def take_effects(self) -> list[Effect]:
+        """Returns what must happen outside since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    # -- sessions ------------------------------------------------------------------------------------------------
+
+    def open_session(self, session_id: bytes, *, client: str, features: frozenset[str], now: float) -> Session:
+        """Opens a session that ends unless its stream is opened in time. Raises TableFull."""
+        session = Session(session_id, client, features, now + self.settings.session_open_s)
+        self.sessions.open(session)
+        return session
+
+    def attach(self, session: Session, spec: NamespaceSpec, digest: bytes) -> int:
+        """Adds a namespace to a session and returns its handle.
+
+        Raises NamespaceMismatch, TableFull, InvalidArgument; then nothing changed.
+        """
+        return session.handle_of(self.namespaces.attach(spec, digest))
+
+    def end_session(self, session: Session, now: float) -> None:
+        """Ends a session and all its leases at once."""
+        self.sessions.close(session)
+        for lease_id in sorted(session.leases):
+            lease = self.leases.get(lease_id, session.id, float("-inf"))
+            if lease is not None:
+                self._end(lease, now)
+        session.leases.clear()
+        self._effects.append(SessionEnded(session.id))
+
+    # -- leases --------------------------------------------------------------------------------------------------
+
+    def read_lease(self, session: Session, lease_id: int, now: float) -> ReadLease | None:
+        """Returns a live read lease of the session."""
+        lease = self.leases.get(lease_id, session.id, now)
+        return lease if isinstance(lease, ReadLease) else None
+
+    def write_lease(self, session: Session, lease_id: int, now: float) -> WriteLease | None:
+        """Returns a live write lease of the session."""
+        lease = self.leases.get(lease_id, session.id, now)
+        return lease if isinstance(lease, WriteLease) else None
+
+    def renew(self, session: Session, lease_id: int, *, lease_s: float, now: float) -> bool:
+        """Lengthens a lease; false if it has ended."""
+        lease = self.leases.get(lease_id, session.id, now)
+        if lease is None:
+            return False
+        self.leases.renew(lease, now + lease_s)
+        return True
+
+    def release(self, session: Session, lease_id: int, now: float) -> bool:
+        """Ends a read lease; false if it had ended, so that what was read must be dropped."""
+        lease = self.read_lease(session, lease_id, now)
+        if lease is None:
+            return False
+        self.end_lease(session, lease, now)
+        return True
+
+    def abort(self, session: Session, lease_id: int, now: float) -> bool:
+        """Ends a write lease and drops what it reserved; false if it had ended."""
+        lease = self.write_lease(session, lease_id, now)
+        if lease is None:
+            return False
+        self.end_lease(session, lease, now)
+        return True
+
+    def end_lease(self, session: Session, lease: Lease, now: float) -> None:
+        """Ends a lease of the session, if it has not ended."""
+        session.leases.discard(lease.id)
+        if not lease.ended:
+            self._end(lease, now)
+
+    def commit(
+        self, session: Session, lease: WriteLease, indexes: Sequence[int], *, checksums: Sequence[int], now: float
+    ) -> bytes:
+        """Makes landed parts visible (see Writer.commit)."""
+        states = self.writer.commit(lease, indexes, checksums, now)
+        if lease.ended:
+            session.leases.discard(lease.id)
+        return states
+
+    def _end(self, lease: Lease, now: float) -> None:
+        if isinstance(lease, ReadLease):
+            self.reader.end(lease, now)
+        elif isinstance(lease, WriteLease):
+            self.writer.end(lease, now)
+
+    # -- removing ------------------------------------------------------------------------------------------------
+
+    def delete(self, namespace: Namespace, keys: Sequence[bytes]) -> bytes:
+        """Removes blocks; answers one byte a key: 0 not found, 1 gone, 2 gone for all but its holders."""
+        out = bytearray(len(keys))
+        for i, key in enumerate(keys):
+            block = namespace.blocks.get(key)
+            if block is not None:
+                out[i] = 1 if self.records.unlink(block, Removal.DELETED) else 2
+        return bytes(out)
+
+    def purge(self, chosen: Callable[[Namespace], bool], *, created_before: float) -> Purged:
+        """Removes the blocks of the chosen namespaces that were made before a time."""
+        total = deferred = freed = 0
+        for namespace in self.namespaces:
+            if not chosen(namespace):
+                continue
+            rows = np.fromiter(namespace.blocks.values(), np.int32, len(namespace.blocks))
+            for block in rows[self.records.blocks.created[rows] < created_before].tolist():
+                parts = int(self.records.blocks.present[block]) + int(self.records.blocks.reserved[block])
+                freed += parts * self.records.slot_bytes(block)
+                total += 1
+                deferred += not self.records.unlink(block, Removal.PURGED)
+            self._tell_purged(namespace)
+        return Purged(total, deferred, freed)
+
+    def _tell_purged(self, namespace: Namespace) -> None:
+        for session in self.sessions:
+            handles = [h for h, n in session.namespaces.items() if n is namespace]
+            self._effects.extend(NamespacePurged(session.id, h) for h in handles)
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Ends what ran out: leases, sessions that were never opened, blocks past their life. Call it often."""
+        ended: dict[bytes, list[int]] = {}
+        for lease in self.leases.take_expired(now):
+            kind = "read" if isinstance(lease, ReadLease) else "write"
+            lease.namespace.counters.add(f"{kind}_leases_expired")
+            ended.setdefault(lease.session, []).append(lease.id)
+            self._end(lease, now)
+        for session_id, ids in ended.items():
+            self.sessions.get(session_id).leases.difference_update(ids)
+            self._effects.append(LeasesEnded(session_id, tuple(ids)))
+        for session in self.sessions.unopened(now):
+            self.end_session(session, now)
+        for namespace in self.namespaces:
+            self._expire(namespace, now)
+
+    def _expire(self, namespace: Namespace, now: float) -> None:
+        if namespace.expiry is None or namespace.rules.ttl_s is None:
+            return
+        limit = now - namespace.rules.ttl_s
+        for block in namespace.expiry.take_while_older(limit, self.records.blocks.created).tolist():
+            self.records.unlink(block, Removal.TTL)
+
+    # -- looking -------------------------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Sums of the namespaces' counters."""
+        sums = dict.fromkeys(NAMESPACE_COUNTERS, 0)
+        for namespace in self.namespaces:
+            for name, value in namespace.counters.values().items():
+                sums[name] += value
+        return sums
+
+    def gauges(self) -> dict[str, int]:
+        """Numbers that go up and down."""
+        records = self.records
+        return {
+            "capacity_bytes": self.settings.capacity_bytes,
+            "free_bytes": records.free_bytes,
+            "reserved_bytes": records.reserved_bytes,
+            "leased_bytes": records.leased_bytes,
+            "evictable_bytes": records.evictable_bytes,
+            "stored_blocks": len(records.blocks),
+            "free_pages": records.arena.free_page_count,
+            "sessions": len(self.sessions),
+            "leases": len(self.leases),
+            "namespaces": len(self.namespaces),
+            "waiting_acquires": sum(len(w) for w in self.reader.waiting.values()),
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError unless all tables agree. Costs the number stored."""
+        self.records.check()
+        holds = np.zeros(len(self.records.blocks.holds), np.int64)
+        for lease in self.leases.all():
+            if isinstance(lease, ReadLease | WriteLease):
+                np.add.at(holds, lease.blocks, 1)
+        assert (holds == self.records.blocks.holds).all(), "holds and leases disagree"
+        known = {i for s in self.sessions for i in s.leases}
+        assert known >= {lease.id for lease in self.leases.all()}, "a lease without its session"
+
+    def part_views(self, parts: Ids) -> tuple[list[int], list[int], list[int]]:
+        """Returns (offsets, lengths, checksums) of parts."""
+        columns = self.records.parts
+        return columns.offset[parts].tolist(), columns.length[parts].tolist(), columns.checksum[parts].tolist()
+
+    def _changed(self, block: int) -> None:
+        self._effects.extend(Wake(a) for a in self.reader.woken_by(block))

@@ -1,0 +1,355 @@
+"""Reserve, Commit and Abort: what writers do.
+
+Blocks are write-once and become visible part by part, each atomically, at Commit and not before. Whatever a writer
+reserved and did not commit comes back with its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Ids, Longs
+from kvstore.core.counters import Removal
+from kvstore.core.eviction.base import NO_HINT, TouchHint
+from kvstore.core.leases import LeaseTable, WriteLease
+from kvstore.core.namespaces import Namespace
+from kvstore.core.reading import distinct_tail_first
+from kvstore.core.records import Records
+from kvstore.core.sessions import Session
+from kvstore.core.space import Space
+from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.namespace import Kind
+
+
+class PartState(IntEnum):
+    """State of one part in an answer; values are those of the wire."""
+
+    REFUSED = 0
+    CREATED = 1
+    PRESENT = 2
+    IN_FLIGHT = 3
+    COMMITTED = 4
+    FULL = 5
+    QUOTA = 6
+    TOO_LARGE = 7
+    DRAINING = 8
+    BEYOND = 9
+    UNFILLED = 10
+    LOST = 11
+
+
+_RESERVE_COUNTERS = {
+    PartState.CREATED: "reserve_created_parts",
+    PartState.PRESENT: "reserve_present_parts",
+    PartState.IN_FLIGHT: "reserve_in_flight_parts",
+    PartState.FULL: "reserve_full_parts",
+    PartState.QUOTA: "reserve_quota_parts",
+    PartState.TOO_LARGE: "reserve_too_large_parts",
+    PartState.DRAINING: "reserve_draining_parts",
+    PartState.BEYOND: "reserve_beyond_parts",
+}
+
+
+@dataclass(frozen=True)
+class ReserveRequest:
+    """What to reserve. `lengths` has one entry a key in OPAQUE namespaces and is empty in KV ones."""
+
+    keys: Sequence[bytes]
+    lease_s: float
+    parts: tuple[int, ...] = ()
+    lengths: Sequence[int] = ()
+    hint: TouchHint = NO_HINT
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Answer to Reserve: the lease (None if nothing was created) and the state of each part, key by key."""
+
+    lease: WriteLease | None
+    states: bytes
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """One block to reserve parts of: its key's index, its row if it exists, and the parts to create."""
+
+    at: int
+    block: int | None
+    parts: tuple[int, ...]
+    length: int
+
+
+@dataclass(eq=False)
+class _Plan:
+    """A Reserve under way: each key's block (-1 = none yet), the states so far, and what needs slots."""
+
+    chosen: tuple[int, ...]
+    keys: Sequence[bytes]
+    known: Ids
+    states: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+    wishes: list[_Wish] = field(default_factory=list)
+
+    def mark(self, wish: _Wish, state: PartState) -> None:
+        """Answers the parts of a wish."""
+        for part in wish.parts:
+            self.states[wish.at, self.chosen.index(part)] = state
+
+
+_KNOWN_STATES = {ABSENT: PartState.REFUSED, RESERVED: PartState.IN_FLIGHT, PRESENT: PartState.PRESENT}
+
+
+@dataclass
+class Writer:
+    """The writing half of a shard. `leased_share_bytes` bounds all that is leased or reserved."""
+
+    records: Records
+    leases: LeaseTable
+    space: Space
+    leased_share_bytes: int
+    call_bytes: int
+    draining: bool = False
+
+    def reserve(self, session: Session, namespace: Namespace, request: ReserveRequest, now: float) -> Reserved:
+        """Takes slots for the parts that are neither stored nor being written.
+
+        Raises InvalidArgument (more bytes than one call may hold) and TableFull; then nothing changed.
+        """
+        chosen = request.parts or tuple(range(namespace.parts_per_block))
+        lease = WriteLease(self.leases.new_id(), session.id, namespace, now + request.lease_s)
+        plan = self._plan(namespace, request, chosen, now)
+        self._check_size(namespace, plan.wishes)
+        # Held, so that making room cannot take this call's own blocks.
+        own = distinct_tail_first(plan.known[plan.known >= 0])
+        self.records.hold(own)
+        self.records.touch(namespace, own, now=now, hint=request.hint)
+        made = self._create(namespace, plan, now)
+        if made:
+            self._touch_all(namespace, plan.known, now=now, hint=request.hint)
+        self.records.unhold(own, now)
+        namespace.counters.add("reserve_calls")
+        self._count(namespace, plan.states)
+        if not made:
+            return Reserved(None, plan.states.tobytes())
+        lease.parts = np.concatenate(made)
+        lease.blocks = np.unique(self.records.parts.block[lease.parts])
+        lease.landed, lease.open = bytearray(len(lease.parts)), bytearray(b"\x01" * len(lease.parts))
+        self.leases.add(lease)
+        session.leases.add(lease.id)
+        return Reserved(lease, plan.states.tobytes())
+
+    def commit(self, lease: WriteLease, indexes: Sequence[int], checksums: Sequence[int], now: float) -> bytes:
+        """Makes landed parts of a live lease visible; answers one PartState an index. The last part ends the lease.
+
+        Raises InvalidArgument for an index out of range or given twice, and a wrong number of checksums; then nothing
+        changed.
+        """
+        _check_indexes(indexes, len(lease.parts), len(checksums))
+        states = bytearray(len(indexes))
+        good: list[int] = []
+        for i, index in enumerate(indexes):
+            states[i] = self._verdict(lease, index)
+            if states[i] == PartState.COMMITTED:
+                good.append(i)
+            if states[i] in (PartState.COMMITTED, PartState.LOST):
+                lease.open[index] = 0
+        lost = [indexes[i] for i, s in enumerate(states) if s == PartState.LOST]
+        self.records.abandon(lease.namespace, lease.parts[lost])
+        if good:
+            sums = np.array([checksums[i] for i in good], np.uint64)
+            self.records.publish(lease.parts[[indexes[i] for i in good]], sums)
+        lease.namespace.counters.add("committed_parts", len(good))
+        lease.namespace.counters.add("lost_parts", len(lost))
+        if not any(lease.open):
+            self.end(lease, now)
+        return bytes(states)
+
+    def end(self, lease: WriteLease, now: float) -> None:
+        """Ends a write lease: what it had not committed is dropped."""
+        self.leases.end(lease)
+        left = np.flatnonzero(np.frombuffer(lease.open, np.uint8))
+        lease.namespace.counters.add("abandoned_parts", len(left))
+        self.records.abandon(lease.namespace, lease.parts[left])
+        self.records.unhold(lease.blocks, now)
+
+    def _verdict(self, lease: WriteLease, index: int) -> PartState:
+        if not lease.open[index]:
+            return PartState.PRESENT
+        if self.records.blocks.doomed[self.records.parts.block[lease.parts[index]]]:
+            return PartState.LOST
+        return PartState.COMMITTED if lease.landed[index] else PartState.UNFILLED
+
+    # -- reserve, step by step -----------------------------------------------------------------------------------
+
+    def _plan(self, namespace: Namespace, request: ReserveRequest, chosen: tuple[int, ...], now: float) -> _Plan:
+        """Answers the parts that need no slot and lists the blocks that do."""
+        self._expire(namespace, request.keys, now)
+        known = np.array([namespace.blocks.get(k, -1) for k in request.keys], np.int32)
+        plan = _Plan(chosen, request.keys, known, np.zeros((len(request.keys), len(chosen)), np.uint8))
+        seen: set[bytes] = set()
+        for at, key in enumerate(request.keys):
+            length = request.lengths[at] if request.lengths else namespace.spec.part_bytes
+            if key in seen:  # The same call writes it already.
+                plan.states[at] = PartState.IN_FLIGHT
+            elif known[at] < 0:
+                plan.wishes.append(_Wish(at, None, chosen, length))
+            else:
+                self._plan_known(plan, at, length)
+            seen.add(key)
+        return plan
+
+    def _plan_known(self, plan: _Plan, at: int, length: int) -> None:
+        block = int(plan.known[at])
+        first = int(self.records.blocks.first_part[block])
+        state = [int(self.records.parts.state[first + p]) for p in plan.chosen]
+        plan.states[at] = [_KNOWN_STATES[s] for s in state]
+        missing = tuple(p for p, s in zip(plan.chosen, state, strict=True) if s == ABSENT)
+        if missing:
+            plan.wishes.append(_Wish(at, block, missing, length))
+
+    def _expire(self, namespace: Namespace, keys: Sequence[bytes], now: float) -> None:
+        """Removes blocks past their life, so that they can be written anew."""
+        if namespace.rules.ttl_s is None:
+            return
+        for key in keys:
+            block = namespace.blocks.get(key)
+            if block is not None and self.records.blocks.created[block] + namespace.rules.ttl_s <= now:
+                self.records.unlink(block, Removal.TTL)
+
+    def _check_size(self, namespace: Namespace, wishes: list[_Wish]) -> None:
+        size = sum(len(w.parts) * min(w.length, namespace.spec.part_bytes) for w in wishes)
+        if size > self.call_bytes:
+            raise InvalidArgument(f"{size} bytes to reserve", field="chain.keys", limit=f"{self.call_bytes} bytes")
+
+    def _create(self, namespace: Namespace, plan: _Plan, now: float) -> list[Ids]:
+        """Gives slots wish by wish, in runs of one slot size; in a chain nothing follows the first refusal."""
+        made: list[Ids] = []
+        stopped = False
+        for slot_bytes, run in _runs(namespace, plan.wishes):
+            if stopped:
+                for wish in run:
+                    plan.mark(wish, PartState.BEYOND)
+                continue
+            parts, why = self._create_run(namespace, plan, run, slot_bytes=slot_bytes, now=now)
+            made.extend(parts)
+            for wish in run[: len(parts)]:
+                plan.mark(wish, PartState.CREATED)
+            for i, wish in enumerate(run[len(parts) :]):
+                plan.mark(wish, PartState.BEYOND if i and namespace.is_chained else why)
+            stopped = namespace.is_chained and len(parts) < len(run)
+        return made
+
+    def _create_run(
+        self, namespace: Namespace, plan: _Plan, run: list[_Wish], *, slot_bytes: int, now: float
+    ) -> tuple[list[Ids], PartState]:
+        """Creates the leading blocks of a run; returns the parts of each, and why the next was refused."""
+        if self.draining:
+            return [], PartState.DRAINING
+        if run[0].length > namespace.spec.part_bytes or slot_bytes > self.records.arena.page_bytes:
+            return [], PartState.TOO_LARGE
+        need = sum(len(w.parts) for w in run)
+        allowed = self.space.shrink(namespace, slot_bytes, need * slot_bytes) // slot_bytes
+        share = self.leased_share_bytes - self.records.leased_bytes - self.records.reserved_bytes
+        afford = max(0, min(allowed, share // slot_bytes))
+        why = PartState.QUOTA if allowed < need and allowed <= share // slot_bytes else PartState.FULL
+        wishes = _leading(run, afford)
+        blocks = self._rows(namespace, plan, wishes, slot_bytes=slot_bytes, now=now)
+        rows = [self._part_rows(block, wish) for block, wish in zip(blocks, wishes, strict=False)]
+        owners = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        offsets = self.space.allocate(namespace, owners, slot_bytes=slot_bytes, now=now)
+        fit = len(_leading(wishes[: len(rows)], len(offsets)))
+        used = sum(len(r) for r in rows[:fit])
+        self.records.arena.free(offsets[used:].tolist())
+        for block, wish in list(zip(blocks, wishes, strict=False))[fit:]:
+            if wish.block is None:
+                self.records.drop_new_block(namespace, block)
+        self._adopt(namespace, plan, blocks[:fit], wishes[:fit], owners=owners[:used], offsets=offsets[:used], now=now)
+        return rows[:fit], why
+
+    def _rows(
+        self, namespace: Namespace, plan: _Plan, wishes: list[_Wish], *, slot_bytes: int, now: float
+    ) -> list[int]:
+        """Makes rows for the new blocks of a run; stops early if the part table is full and nothing may go."""
+        blocks: list[int] = []
+        for wish in wishes:
+            block = wish.block
+            while block is None:
+                block = self.records.new_block(namespace, plan.keys[wish.at], slot_bytes)
+                if block is None and not self.space.evict_any(namespace, now):
+                    return blocks
+            blocks.append(block)
+        return blocks
+
+    def _part_rows(self, block: int, wish: _Wish) -> Ids:
+        return int(self.records.blocks.first_part[block]) + np.array(wish.parts, np.int32)
+
+    def _adopt(
+        self,
+        namespace: Namespace,
+        plan: _Plan,
+        blocks: list[int],
+        wishes: list[_Wish],
+        *,
+        owners: Ids,
+        offsets: Longs,
+        now: float,
+    ) -> None:
+        """Links new blocks, gives parts their slots and holds every block for the lease."""
+        if not blocks:
+            return
+        lengths = np.repeat([w.length for w in wishes], [len(w.parts) for w in wishes])
+        self.records.reserve_slots(namespace, owners, offsets=offsets, lengths=lengths)
+        for block, wish in zip(blocks, wishes, strict=True):
+            if wish.block is None:
+                self.records.link(namespace, block, now)
+                plan.known[wish.at] = block
+        self.records.hold(np.array(blocks, np.int32))
+
+    def _touch_all(self, namespace: Namespace, known: Ids, *, now: float, hint: TouchHint) -> None:
+        """The whole chain as one request, stored head included; blocks removed while room was made are left out."""
+        blocks = known[known >= 0]
+        self.records.touch(
+            namespace, distinct_tail_first(blocks[~self.records.blocks.doomed[blocks]]), now=now, hint=hint
+        )
+
+    def _count(self, namespace: Namespace, states: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
+        counts = np.bincount(states.ravel(), minlength=len(PartState)).tolist()
+        for state, name in _RESERVE_COUNTERS.items():
+            namespace.counters.add(name, counts[state])
+
+
+def _runs(namespace: Namespace, wishes: list[_Wish]) -> list[tuple[int, list[_Wish]]]:
+    """Cuts wishes into runs of one slot size (KV: one run), keeping their order; too long values stand alone."""
+    if namespace.spec.kind is Kind.KV:
+        return [(namespace.kv_slot_bytes, wishes)] if wishes else []
+    runs: list[tuple[int, list[_Wish]]] = []
+    limit = namespace.spec.part_bytes
+    for wish in wishes:
+        size = namespace.slot_bytes(wish.length)
+        same = bool(runs) and runs[-1][0] == size and (runs[-1][1][0].length > limit) == (wish.length > limit)
+        if same:
+            runs[-1][1].append(wish)
+        else:
+            runs.append((size, [wish]))
+    return runs
+
+
+def _leading(wishes: list[_Wish], parts: int) -> list[_Wish]:
+    """The leading blocks that need no more than `parts` slots: a block is created whole or not at all."""
+    for i, wish in enumerate(wishes):
+        parts -= len(wish.parts)
+        if parts < 0:
+            return wishes[:i]
+    return wishes
+
+
+def _check_indexes(indexes: Sequence[int], parts: int, checksums: int) -> None:
+    if checksums != len(indexes):
+        raise InvalidArgument(f"{checksums} checksums for {len(indexes)} parts", field="checksums")
+    if len(set(indexes)) != len(indexes):
+        raise InvalidArgument("a part is named twice", field="parts")
+    if indexes and not 0 <= min(indexes) <= max(indexes) < parts:
+        raise InvalidArgument(f"names part {max(indexes)}", field="parts", limit=f"0-{parts - 1}")
