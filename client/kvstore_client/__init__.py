@@ -1,0 +1,108 @@
+"""The client library of KV Commons (docs/client.md).
+
+Importing this package does not import grpc; the first use of Client or AsyncClient does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore_client.errors import Cancelled, ClientClosed, ForkedClient, MalformedAnswer, QueueFull
+from kvstore_client.options import VERIFY_OFF, VERIFY_ON, ClientOptions, Verify
+from kvstore_client.question import OVER, Chain, Coverage, Hint
+from kvstore_client.results import (
+    BlockState,
+    DeleteResult,
+    DeleteState,
+    ExplainResult,
+    GetResult,
+    MatchResult,
+    OverResult,
+    PartState,
+    PutResult,
+    ReadResult,
+    RenewResult,
+)
+from kvstore_client.stats import ClientStats
+from kvstore_wire.errors import CallerError, CapacityError, InvalidArgument, KvStoreError, MediaError, PeerError
+from kvstore_wire.keys import Adapter, Extras, Media, block_key, chain_keys, root_key
+from kvstore_wire.namespace import Attention, Chains, Geometry, Kind, NamespaceSpec
+
+if TYPE_CHECKING:
+    from kvstore_client.client import AsyncClient
+    from kvstore_client.facade import Client, Namespace
+    from kvstore_client.leases import ReadLease, WriteLease
+    from kvstore_client.namespace import AsyncNamespace
+    from kvstore_client.tickets import Completion, Ticket
+
+_LATER = {
+    "AsyncClient": "client",
+    "AsyncNamespace": "namespace",
+    "Client": "facade",
+    "Completion": "tickets",
+    "Namespace": "facade",
+    "ReadLease": "leases",
+    "Ticket": "tickets",
+    "WriteLease": "leases",
+}
+
+__all__ = [
+    "OVER",
+    "VERIFY_OFF",
+    "VERIFY_ON",
+    "Adapter",
+    "AsyncClient",
+    "AsyncNamespace",
+    "Attention",
+    "BlockState",
+    "CallerError",
+    "Cancelled",
+    "CapacityError",
+    "Chain",
+    "Chains",
+    "Client",
+    "ClientClosed",
+    "ClientOptions",
+    "ClientStats",
+    "Completion",
+    "Coverage",
+    "DeleteResult",
+    "DeleteState",
+    "ExplainResult",
+    "Extras",
+    "ForkedClient",
+    "Geometry",
+    "GetResult",
+    "Hint",
+    "InvalidArgument",
+    "Kind",
+    "KvStoreError",
+    "MalformedAnswer",
+    "MatchResult",
+    "Media",
+    "MediaError",
+    "Namespace",
+    "NamespaceSpec",
+    "OverResult",
+    "PartState",
+    "PeerError",
+    "PutResult",
+    "QueueFull",
+    "ReadLease",
+    "ReadResult",
+    "RenewResult",
+    "Ticket",
+    "Verify",
+    "WriteLease",
+    "block_key",
+    "chain_keys",
+    "root_key",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'kvstore_client' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"kvstore_client.{_LATER[name]}"), name)

@@ -33,4 +33,6 @@ def sized_runs(sizes: Sequence[int], *, most: int, most_bytes: int, field: str) 
 def check_most(field: str, value: int, most: int) -> None:
     """Raises InvalidArgument (field, limit) if `value` is above `most`."""
     if value > most:
-        raise InvalidArgument(f"is {value}" if field.endswith("_ms") else f"{value} given", field=field, limit=f"{most}")
+        raise InvalidArgument(
+            f"is {value}" if field.endswith("_ms") else f"{value} given", field=field, limit=f"{most}"
+        )

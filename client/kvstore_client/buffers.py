@@ -87,4 +87,4 @@ def _array_view(array: np.ndarray[Any, Any], name: str) -> memoryview:
         raise InvalidArgument("holds Python objects, not bytes", field=name)
     if not array.flags.c_contiguous:
         raise InvalidArgument("is not contiguous: pass its contiguous slices", field=name)
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

@@ -7,7 +7,7 @@ traceback in gRPC's log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ MAX_MESSAGE_BYTES = 64 << 20  # Above any shard's Limits.max_message_bytes; gRPC
 CONNECT_TIMEOUT_MS = 2000  # gRPC waits 20 s for an address that swallows packets unless told.
 KEEPALIVE_TIMEOUT_MS = 5000
 
+_AIO: Any = grpc.aio
 _BY_STATUS: dict[str, type[errors.KvStoreError]] = {
     "UNAVAILABLE": errors.Unreachable,
     "CANCELLED": errors.Unreachable,
@@ -42,7 +43,7 @@ class Connection:
     """Owns the channel. Make and use it inside one event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
-        self._channel = grpc.aio.insecure_channel(options.target, options=_channel_options(options))
+        self._channel = _AIO.insecure_channel(options.target, options=_channel_options(options))
         self._target = options.target
         self._calls = {name: _bound(self._channel, method) for name, method in STORE_METHODS.items()}
         self._closing = False
@@ -55,7 +56,7 @@ class Connection:
             raw: bytes = await call
         return _parsed(STORE_METHODS[name].response, raw)
 
-    async def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncIterator[Any]:
+    async def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncGenerator[Any, None]:
         """Yields the parsed answers of a server-streaming method. Raises KvStoreError."""
         deadline.check(f"calling {name}")
         call = self._calls[name](request.SerializeToString(), timeout=deadline.remaining_s())
@@ -65,7 +66,7 @@ class Connection:
 
     async def payload(
         self, request: store.GetRequest, deadline: Deadline
-    ) -> AsyncIterator[memoryview | store.GetResponse]:
+    ) -> AsyncGenerator[memoryview | store.GetResponse, None]:
         """Yields the messages of a Get stream, payload as views. Raises KvStoreError."""
         deadline.check("calling Get")
         call = self._calls["Get"](request.SerializeToString(), timeout=deadline.remaining_s())
@@ -78,14 +79,15 @@ class Connection:
         deadline.check("calling Put")
         with self._mapped():
             raw: bytes = await self._calls["Put"](messages, timeout=deadline.remaining_s())
-        return _parsed(store.PutResponse, raw)
+        answer: store.PutResponse = _parsed(store.PutResponse, raw)
+        return answer
 
-    async def pulse(self, session: bytes) -> AsyncIterator[store.SessionNotice]:
+    async def pulse(self, session: bytes) -> AsyncGenerator[store.SessionNotice, None]:
         """Holds the session's stream open and yields its notices until it breaks. Raises KvStoreError."""
         call = self._calls["Session"]()
         with self._cancelled_with(call), self._mapped():
             await call.write(store.SessionPulse(session=session).SerializeToString())
-            while (raw := await call.read()) is not grpc.aio.EOF:
+            while (raw := await call.read()) is not _AIO.EOF:
                 yield _parsed(store.SessionNotice, raw)
             status = await call.code()
             if status is not grpc.StatusCode.OK:
@@ -100,9 +102,9 @@ class Connection:
     def _mapped(self) -> Iterator[None]:
         try:
             yield
-        except grpc.aio.AioRpcError as error:
+        except _AIO.AioRpcError as error:
             raise error_of(error, self._target) from error
-        except grpc.aio.UsageError as error:
+        except _AIO.UsageError as error:
             raise ClientClosed("the client was closed", field="client") from error
         except asyncio.CancelledError:
             # gRPC reports a channel closed under a call as a cancellation; only a caller's own may pass as one.

@@ -86,7 +86,7 @@ class ClientCore:
             self.keeper.forget(spec, binding)
 
     def background(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs `work` on the side; its failures change nothing. Dropped when closed or when too many are on their way."""
+        """Runs `work` on the side; its failures change nothing. Dropped when closed or too many are on their way."""
         if self._closed or len(self._background) >= MAX_BACKGROUND_TASKS:
             work.close()
             return

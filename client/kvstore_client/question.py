@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from typing import TypeAlias
 
 from kvstore_wire import limits as contract
@@ -149,6 +150,6 @@ def _checked_parts(spec: NamespaceSpec, parts: Sequence[int]) -> tuple[int, ...]
     top = spec.parts_per_block
     if any(not isinstance(p, int) or not 0 <= p < top for p in chosen):
         raise InvalidArgument(f"{chosen!r} names a part that is not there", field="parts", limit=f"0-{top - 1}")
-    if any(b <= a for a, b in zip(chosen, chosen[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(chosen)):
         raise InvalidArgument("must be strictly ascending", field="parts")
     return chosen

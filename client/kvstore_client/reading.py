@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,13 +42,19 @@ class GetCall:
         limits = (await core.safe(asked.spec, deadline, _limits)) if asked.block_count else types.Limits()
         check_most("wait_ms", self._wait_ms, limits.max_wait_ms)
         check_most("parts", asked.parts_per_block, limits.max_parts_per_block or asked.parts_per_block)
-        for first, last in self._runs(limits):
+        todo = deque(self._runs(limits))
+        while todo:
+            first, last = todo.popleft()
             piece = asked.piece(first, last)
             landed = await core.safe(asked.spec, deadline, self._attempt(piece, first, deadline))
-            self._add(first, landed)
             if landed.corrupt_parts:
                 core.background(report_corrupt(core, piece, landed.corrupt_parts))
-            if asked.coverage is Coverage.PREFIX and leading(landed.states, HOT) < piece.block_count:
+            busy = landed.states.find(BlockState.BUSY)
+            if busy > 0:  # More than one call may lease: what came has been given back, so go on from there.
+                landed = landed.head(busy, asked.parts_per_block)
+                todo.appendleft((first + busy, last))
+            self._add(first, landed)
+            if asked.coverage is Coverage.PREFIX and leading(landed.states, HOT) < len(landed.states):
                 self._states[last:] = bytes((BlockState.BEYOND,)) * (asked.block_count - last)
                 break
         return self.result(None)

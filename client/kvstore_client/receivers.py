@@ -7,7 +7,7 @@ against the namespace. Only then are buffers chosen, and only then do bytes move
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,11 @@ class Landed:
     corrupt_blocks: list[int] = field(default_factory=list)
     corrupt_parts: list[int] = field(default_factory=list)
     mismatched_blocks: list[int] = field(default_factory=list)
+
+    def head(self, block_count: int, parts_per_block: int) -> Landed:
+        """Returns the same without the blocks from `block_count` on."""
+        parts = block_count * parts_per_block
+        return replace(self, states=self.states[:block_count], lengths=self.lengths[:parts], values=self.values[:parts])
 
 
 class ChainReceiver:
@@ -58,10 +63,11 @@ class ChainReceiver:
         self._landing = Landing(
             lengths=self._lengths, checksums=list(header.checksums), targets=self._targets, verify=self._verify
         )
-        self.feed = self._landing.feed
 
     def feed(self, piece: memoryview) -> None:
-        raise MalformedAnswer("bytes came before the header")
+        if self._landing is None:
+            raise MalformedAnswer("bytes came before the header")
+        self._landing.feed(piece)
 
     def finish(self) -> None:
         if self._landing is None:
@@ -110,10 +116,7 @@ class LeaseReceiver:
         self._lengths: list[int] = grants.lengths.tolist()
         self._checksums: list[int] = grants.checksums.tolist()
         self.targets: list[Slices] = list(fresh(self._lengths)) if into is None else list(into)
-        self._landing = Landing(
-            lengths=self._lengths, checksums=self._checksums, targets=self.targets, verify=verify
-        )
-        self.feed = self._landing.feed
+        self._landing = Landing(lengths=self._lengths, checksums=self._checksums, targets=self.targets, verify=verify)
 
     @property
     def corrupt(self) -> tuple[int, ...]:
@@ -122,6 +125,9 @@ class LeaseReceiver:
     def begin(self, header: store.GetHeader) -> None:
         if list(header.lengths) != self._lengths or list(header.checksums) != self._checksums:
             raise MalformedAnswer("the bytes announced are not those that were leased")
+
+    def feed(self, piece: memoryview) -> None:
+        self._landing.feed(piece)
 
     def finish(self) -> None:
         self._landing.finish()
@@ -148,7 +154,7 @@ def check_lengths(spec: NamespaceSpec, lengths: Sequence[int], checksum_count: i
 
 def fresh(lengths: Sequence[int]) -> list[Slices]:
     """Returns one slice a part, all cut from one new allocation."""
-    memory = memoryview(np.empty(sum(lengths), np.uint8))
+    memory = np.empty(sum(lengths), np.uint8).data
     made: list[Slices] = []
     at = 0
     for length in lengths:

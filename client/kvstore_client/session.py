@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakValueDictionary
 
 from kvstore_client.channel import Connection
@@ -127,7 +128,7 @@ class SessionKeeper:
     async def close(self) -> None:
         """Ends the session by ending its stream. Idempotent."""
         self._closed = True
-        tasks = [t for t in self._attaching.values() if not t.done()]
+        tasks: list[asyncio.Task[Any]] = [t for t in self._attaching.values() if not t.done()]
         current, self._current = self._current, None
         if current is not None and current.pulse is not None:
             tasks.append(current.pulse)

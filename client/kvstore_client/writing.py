@@ -127,7 +127,8 @@ class PutCall:
     async def _piece(self, first: int, last: int, deadline: Deadline) -> None:
         parts = self._asked.parts_per_block
         asked = self._asked.piece(first, last)
-        values, sizes = (rows[first * parts : last * parts] for rows in (self._values, self._sizes))
+        values = self._values[first * parts : last * parts]
+        sizes = self._sizes[first * parts : last * parts]
         if sum(sizes) <= INLINE_PUT_BYTES:
             done = await put_chain(self._core, asked, values=values, hint=self._hint, deadline=deadline)
             self._add(first * parts, done)

@@ -32,9 +32,7 @@ class Transport(Protocol):
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         """Writes blocks by chain: reserve, bytes and commit in one exchange."""
 
-    async def read(
-        self, request: store.GetRequest, grants: Grants, receiver: Receiver, deadline: Deadline
-    ) -> None:
+    async def read(self, request: store.GetRequest, grants: Grants, receiver: Receiver, deadline: Deadline) -> None:
         """Reads what the lease in `request` grants."""
 
     async def write(

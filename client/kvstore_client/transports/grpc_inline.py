@@ -53,9 +53,7 @@ class GrpcInline:
             raise MalformedAnswer("the shard claims to have stored what it was not sent")
         return answer
 
-    async def read(
-        self, request: store.GetRequest, grants: Grants, receiver: Receiver, deadline: Deadline
-    ) -> None:
+    async def read(self, request: store.GetRequest, grants: Grants, receiver: Receiver, deadline: Deadline) -> None:
         await self.get(request, receiver, deadline)
 
     async def write(

@@ -1,0 +1,80 @@
+"""The asynchronous client."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from kvstore_client.core import ClientCore
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import ClientClosed
+from kvstore_client.namespace import AsyncNamespace
+from kvstore_client.options import ClientOptions
+from kvstore_client.stats import ClientStats, Counters
+from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.namespace import NamespaceSpec
+
+CLOSE_MS = 2000
+
+
+class AsyncClient:
+    """A client of one shard, inside one event loop: `async with AsyncClient(options) as client`.
+
+    Connecting and attaching wait for the first verb, so opening never fails for a shard that is away.
+    """
+
+    def __init__(self, options: ClientOptions) -> None:
+        if not isinstance(options, ClientOptions):
+            raise InvalidArgument(f"must be ClientOptions, not {type(options).__name__}", field="options")
+        self.options = options
+        self._counters = Counters()
+        self._core: ClientCore | None = None
+        self._closed = False
+
+    async def open(self) -> AsyncClient:
+        """Binds the client to the running event loop. Idempotent; sends nothing."""
+        if self._closed:
+            raise ClientClosed("the client was closed", field="client")
+        if self._core is None:
+            self._core = ClientCore(self.options, self._counters)
+        return self
+
+    def namespace(self, spec: NamespaceSpec) -> AsyncNamespace:
+        """Returns the verbs of a namespace; it attaches when first used."""
+        if self._core is None or self._closed:
+            raise ClientClosed("the client is not open", field="client")
+        if not isinstance(spec, NamespaceSpec):
+            raise InvalidArgument(f"must be a NamespaceSpec, not {type(spec).__name__}", field="spec")
+        return AsyncNamespace(self._core, spec)
+
+    @property
+    def transport(self) -> str:
+        """Name of the way bytes move; empty before the client is open."""
+        return "" if self._core is None else self._core.transport.name
+
+    @property
+    def draining(self) -> bool:
+        """Whether the shard has said that it is going away."""
+        return self._core is not None and self._core.keeper.draining
+
+    @property
+    def generation(self) -> int | None:
+        """The shard's life that was last attached to; a restart has another. None before the first attach."""
+        return None if self._core is None else self._core.keeper.generation
+
+    def stats(self) -> ClientStats:
+        """Returns a snapshot of the counters; allowed after close too."""
+        return self._counters.snapshot()
+
+    async def close(self, deadline_ms: int = CLOSE_MS) -> None:
+        """Ends session and channel within the deadline; calls still out answer with a failure. Idempotent."""
+        self._closed = True
+        if self._core is not None:
+            await self._core.close(Deadline.after(deadline_ms))
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

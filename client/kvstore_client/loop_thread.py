@@ -1,0 +1,58 @@
+"""One event loop in one background thread: the only place that touches the channel."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+class LoopThread:
+    """Owns the loop and its (daemon) thread until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_report)
+        self._thread = threading.Thread(target=_serve, args=(self.loop,), name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this very thread, where blocking calls would wait for themselves."""
+        return threading.current_thread() is self._thread
+
+    def start(self, work: Coroutine[Any, Any, R]) -> Future[R]:
+        """Starts `work` in the loop and returns its future. Raises RuntimeError if the loop has stopped."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def post(self, action: Callable[[], object]) -> None:
+        """Runs `action` in the loop soon; dropped if the loop has stopped."""
+        try:
+            self.loop.call_soon_threadsafe(action)
+        except RuntimeError:
+            return
+
+    def stop(self, wait_s: float) -> None:
+        """Ends loop and thread, waiting at most `wait_s`. Idempotent."""
+        self.post(self.loop.stop)
+        if not self.is_current:
+            self._thread.join(wait_s)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC wakes every event loop of a process through one descriptor; the loop that reads second finds it empty.
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)
