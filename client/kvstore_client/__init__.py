@@ -29,8 +29,9 @@ from kvstore_wire.keys import Adapter, Extras, Media, block_key, chain_keys, roo
 from kvstore_wire.namespace import Attention, Chains, Geometry, Kind, NamespaceSpec
 
 if TYPE_CHECKING:
+    from kvstore_client.blocking import Namespace
     from kvstore_client.client import AsyncClient
-    from kvstore_client.facade import Client, Namespace
+    from kvstore_client.facade import Client
     from kvstore_client.leases import ReadLease, WriteLease
     from kvstore_client.namespace import AsyncNamespace
     from kvstore_client.tickets import Completion, Ticket
@@ -40,7 +41,7 @@ _LATER = {
     "AsyncNamespace": "namespace",
     "Client": "facade",
     "Completion": "tickets",
-    "Namespace": "facade",
+    "Namespace": "blocking",
     "ReadLease": "leases",
     "Ticket": "tickets",
     "WriteLease": "leases",

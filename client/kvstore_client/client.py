@@ -26,7 +26,7 @@ class AsyncClient:
         if not isinstance(options, ClientOptions):
             raise InvalidArgument(f"must be ClientOptions, not {type(options).__name__}", field="options")
         self.options = options
-        self._counters = Counters()
+        self.counters = Counters()
         self._core: ClientCore | None = None
         self._closed = False
 
@@ -35,7 +35,7 @@ class AsyncClient:
         if self._closed:
             raise ClientClosed("the client was closed", field="client")
         if self._core is None:
-            self._core = ClientCore(self.options, self._counters)
+            self._core = ClientCore(self.options, self.counters)
         return self
 
     def namespace(self, spec: NamespaceSpec) -> AsyncNamespace:
@@ -63,7 +63,7 @@ class AsyncClient:
 
     def stats(self) -> ClientStats:
         """Returns a snapshot of the counters; allowed after close too."""
-        return self._counters.snapshot()
+        return self.counters.snapshot()
 
     async def close(self, deadline_ms: int = CLOSE_MS) -> None:
         """Ends session and channel within the deadline; calls still out answer with a failure. Idempotent."""

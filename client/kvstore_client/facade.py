@@ -10,32 +10,21 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
-from kvstore_client.buffers import Entry, size_of
+from kvstore_client.blocking import Namespace
 from kvstore_client.client import CLOSE_MS, AsyncClient
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed, ForkedClient
-from kvstore_client.held import HeldReadLease, HeldWriteLease
 from kvstore_client.loop_thread import LoopThread
 from kvstore_client.options import ClientOptions
-from kvstore_client.question import Coverage, Hint, Keys, question
-from kvstore_client.results import (
-    DeleteResult,
-    ExplainResult,
-    GetResult,
-    MatchResult,
-    OverResult,
-    PutResult,
-    ReadResult,
-    RenewResult,
-)
 from kvstore_client.stats import ClientStats
 from kvstore_client.tickets import Completion, Job, Result, Ticket, Tickets
-from kvstore_wire.errors import DeadlineExceeded, InvalidArgument
+from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
 
 OVERDUE_MS = 1000  # A verb keeps its own deadline; only a loop that stands still is given up on this much later.
@@ -53,16 +42,14 @@ class Client:
         self._inner = AsyncClient(options)
         self._thread = LoopThread("kvstore_client")
         self._thread.start(self._inner.open()).result()
-        self._tickets = Tickets(
-            thread=self._thread, queue_bytes=options.queue_bytes, stats=self._inner.counters
-        )
+        self._tickets = Tickets(thread=self._thread, queue_bytes=options.queue_bytes, stats=self._inner.counters)
         self._closed = False
         self._at_exit = weakref.finalize(self, _shut, self._pid, self._inner, self._thread, self._tickets, EXIT_MS)
 
     def namespace(self, spec: NamespaceSpec) -> Namespace:
         """Returns the verbs of a namespace; it attaches when first used."""
         self.check()
-        return Namespace(self, spec)
+        return Namespace(self, self._inner.namespace(spec))
 
     @property
     def transport(self) -> str:
@@ -124,7 +111,7 @@ class Client:
             raise ClientClosed("the client was closed", field="client")
 
     def run(
-        self, start: Callable[[], Coroutine[Any, Any, R]], deadline_ms: int | None, failed: Callable[[Exception], R]
+        self, start: Callable[[], Coroutine[Any, Any, R]], deadline_ms: int | None, failed: Callable[[KvStoreError], R]
     ) -> R:
         """Makes a call in the background loop and waits for its answer."""
         self.check()
@@ -154,3 +141,16 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _shut(pid: int, inner: AsyncClient, thread: LoopThread, tickets: Tickets, deadline_ms: int) -> None:
+    """Ends everything a client owns. Holds no reference to the client, so that it can run when the client is gone."""
+    if os.getpid() != pid:
+        return
+    deadline = Deadline.after(deadline_ms)
+    tickets.close(deadline.remaining_s() / 2)
+    tickets.settle(deadline.remaining_s() / 2)
+    left_ms = max(1, deadline.remaining_ms())
+    with suppress(FutureTimeout, RuntimeError):
+        thread.start(inner.close(left_ms)).result(left_ms / 1000)
+    thread.stop(max(0.05, deadline.remaining_s()))

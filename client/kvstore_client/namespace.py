@@ -142,7 +142,7 @@ class AsyncNamespace:
             "acquire",
             deadline,
             work=lambda: self._core.safe(self.spec, deadline, call),
-            failed=lambda e: ReadLease(self._core, asked, states=bytes(asked.block_count), failure=e),
+            failed=lambda e: self.unleased(asked, e),
         )
 
     async def reserve(
@@ -166,7 +166,7 @@ class AsyncNamespace:
             "reserve",
             deadline,
             work=lambda: self._core.safe(self.spec, deadline, call),
-            failed=lambda e: WriteLease(self._core, asked, states=bytes(len(sizes)), failure=e),
+            failed=lambda e: self.unreserved(asked, e),
         )
 
     async def read(
@@ -245,6 +245,15 @@ class AsyncNamespace:
             work=lambda: self._core.safe(self.spec, deadline, lambda b: self._explain(b, asked, deadline)),
             failed=lambda e: ExplainResult(failure=e),
         )
+
+    def unleased(self, asked: Question, failure: KvStoreError) -> ReadLease:
+        """Returns the lease of an acquire that failed: it holds nothing."""
+        return ReadLease(self._core, asked, states=bytes(asked.block_count), failure=failure)
+
+    def unreserved(self, asked: Question, failure: KvStoreError) -> WriteLease:
+        """Returns the lease of a reserve that failed: it holds nothing."""
+        states = bytes(asked.block_count * asked.parts_per_block)
+        return WriteLease(self._core, asked, states=states, failure=failure)
 
     def checked_into(self, into: Sequence[Entry], asked: Question) -> list[Slices]:
         """Returns the views of a get's buffers. Raises InvalidArgument (into)."""

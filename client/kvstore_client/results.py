@@ -95,10 +95,15 @@ class GetResult:
     failure: KvStoreError | None = None
 
     @staticmethod
-    def failed(block_count: int, parts_per_block: int, failure: KvStoreError) -> GetResult:
-        empty = [None] * (block_count * parts_per_block)
+    def failed(
+        block_count: int,
+        parts_per_block: int,
+        failure: KvStoreError,
+        *,
+        values: Sequence[memoryview | None] | None = None,
+    ) -> GetResult:
         lengths = np.zeros((block_count, parts_per_block), np.int64)
-        return GetResult(bytes(block_count), 0, lengths, empty, failure=failure)
+        return GetResult(bytes(block_count), 0, lengths, values, failure=failure)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from kvstore_client.options import ClientOptions
 from kvstore_client.quiet import QuietLog
 from kvstore_client.stats import Counters
 from kvstore_wire import limits as contract
-from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable, UnknownSession
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError, UnknownSession, Unreachable
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types

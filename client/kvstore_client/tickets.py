@@ -121,7 +121,7 @@ class Tickets:
         return completion.result
 
     def cancel(self, ticket: Ticket) -> bool:
-        """Asks for an early end; False if the ticket is finished. It then finishes with Cancelled, unless it is done."""
+        """Asks for an early end; False if the ticket is finished. Else it finishes soon, with Cancelled if not done."""
         with self._changed:
             if ticket.id not in self._open:
                 return False

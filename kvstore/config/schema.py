@@ -184,7 +184,9 @@ class NamespacesConfig:
 
     default_ttl: float | None = field(
         metadata=_option(
-            _TTL, default="none", doc="life of a block, from its commit, in a namespace whose policy leaves it out"
+            _TTL,
+            default="none",
+            doc="life of a block, from its first Reserve, in a namespace whose policy leaves it out",
         )
     )
     default_quota: int | None = field(

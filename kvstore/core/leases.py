@@ -46,12 +46,13 @@ class ReadLease(Lease):
 @dataclass(eq=False)
 class WriteLease(Lease):
     """Parts reserved for writing. `landed[i]` is 1 once all bytes of parts[i] are there, `open[i]` 1 until it is
-    committed or dropped. Its blocks are held once each."""
+    committed or dropped. Its blocks are held once each. `busy` is set while a transfer fills its slots."""
 
     blocks: Ids = field(default_factory=lambda: NO_IDS)
     parts: Ids = field(default_factory=lambda: NO_IDS)
     landed: bytearray = field(default_factory=bytearray)
     open: bytearray = field(default_factory=bytearray)
+    busy: bool = False
 
 
 class LeaseTable:

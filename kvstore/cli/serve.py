@@ -1,0 +1,118 @@
+"""`kvstore serve`: runs one shard until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli import exit_codes
+from kvstore.config import Address, Config, ConfigError, check_memory, load_config, options, startup_lines
+
+_LOG = logging.getLogger("kvstore.serve")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run one shard",
+        description="Runs one shard until SIGTERM or SIGINT: then it admits nothing new, lets leases end and exits 0. "
+        "Options come from flags, then KVSTORE_* variables, then the file, then the defaults shown here.",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with options (also: KVSTORE_CONFIG)")
+    parser.add_argument("--check", action="store_true", help="check the configuration, print it and exit")
+    for option in options():
+        parser.add_argument(option.flag, dest=f"option:{option.key}", metavar="VALUE", help=option.help)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        config = _config(vars(arguments), os.environ)
+    except ConfigError as error:
+        print(f"kvstore serve: {error}", file=sys.stderr)
+        return exit_codes.USAGE
+    logging.basicConfig(
+        level=config.server.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    for line in startup_lines(config):
+        print(line)
+    for warning in [*check_memory(config, _available_bytes()), *_exposure(config)]:
+        _LOG.warning("%s", warning)
+    if arguments.check:
+        return exit_codes.OK
+    return _serve(config)
+
+
+def _config(chosen: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
+    flags = {k.removeprefix("option:"): v for k, v in chosen.items() if k.startswith("option:") and v is not None}
+    return load_config(chosen["config"], environment, flags)
+
+
+def _serve(config: Config) -> int:
+    import uvloop
+
+    try:
+        return int(uvloop.run(_run(config)))
+    except OSError as error:
+        print(f"kvstore serve: {error}", file=sys.stderr)
+        return exit_codes.FAILED
+
+
+async def _run(config: Config) -> int:
+    from kvstore.build import build_server
+    from kvstore.service.failpoints import ENVIRONMENT, Failpoints
+    from kvstore.tiers.memory import ArenaMemory
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    memory = ArenaMemory(config.hot.capacity, huge_pages=config.hot.huge_pages)
+    if config.hot.prefault == "background":
+        memory.prefault_in_background()
+    server = build_server(config, memory, Failpoints(os.environ.get(ENVIRONMENT, "")))
+    bound, admin_bound = await server.start(config.server.listen, config.server.admin_listen)
+    print(f"listening on {', '.join(bound)}; admin on {', '.join(admin_bound)}", flush=True)
+    progress = asyncio.create_task(_show_prefault(memory, stopping))
+    await stopping.wait()
+    await progress
+    await server.drain(config.server.drain_timeout)
+    await server.stop()
+    memory.close()
+    print("stopped", flush=True)
+    return exit_codes.OK
+
+
+async def _show_prefault(memory: Any, stopping: asyncio.Event) -> None:
+    """Prints how far prefaulting is, every tenth of the arena."""
+    shown = 0
+    while not stopping.is_set() and memory.is_prefaulting:
+        tenth = 10 * memory.prefaulted_bytes // memory.capacity_bytes
+        if tenth > shown:
+            shown = tenth
+            print(f"prefaulted {10 * tenth} % of {memory.capacity_bytes} bytes", flush=True)
+        await asyncio.sleep(0.1)
+
+
+def _exposure(config: Config) -> list[str]:
+    """Warnings for ports that other hosts can reach: nothing authenticates callers."""
+    addresses: tuple[Address, ...] = (*config.server.listen, *config.server.admin_listen)
+    open_to_others = [str(a) for a in addresses if not a.is_loopback()]
+    if not open_to_others:
+        return []
+    return [f"{', '.join(open_to_others)} can be reached from other hosts, and callers are not authenticated"]
+
+
+def _available_bytes() -> int:
+    """Memory that can be had without swapping, from /proc/meminfo."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,88 @@
+"""The verbs of Admin as methods from message to message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from kvstore.core.namespaces import Namespace
+from kvstore.service.shell import Call, Shell
+from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.v1 import admin_pb2 as pb
+
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+MIN_INTERVAL_MS, DEFAULT_INTERVAL_MS, MAX_INTERVAL_MS = 100, 1000, 60_000
+
+
+class AdminHandlers:
+    """`options` are the effective options as (key, value, source)."""
+
+    def __init__(self, shell: Shell, options: Sequence[tuple[str, str, str]]) -> None:
+        self._shell, self._options = shell, options
+        self._started = shell.now()
+
+    def get_stats(self, request: pb.GetStatsRequest, call: Call) -> pb.Stats:
+        store = self._shell.store
+        gauges = store.gauges() | {"prefaulted_bytes": self._shell.memory.prefaulted_bytes}
+        return pb.Stats(
+            generation=self._shell.generation,
+            uptime_ms=int((self._shell.now() - self._started) * 1000),
+            counters=_counts(store.counters()),
+            gauges=_counts(gauges),
+            latencies=self._shell.latencies.messages(),
+        )
+
+    async def watch_stats(self, request: pb.WatchStatsRequest, call: Call) -> AsyncIterator[pb.Stats]:
+        interval_ms = request.interval_ms or DEFAULT_INTERVAL_MS
+        if not MIN_INTERVAL_MS <= interval_ms <= MAX_INTERVAL_MS:
+            limit = f"{MIN_INTERVAL_MS}-{MAX_INTERVAL_MS}"
+            raise InvalidArgument(f"is {interval_ms}", field="interval_ms", limit=limit)
+        while not self._shell.draining:
+            yield self.get_stats(pb.GetStatsRequest(), call)
+            await asyncio.sleep(interval_ms / 1000)
+
+    def get_config(self, request: pb.GetConfigRequest, call: Call) -> pb.GetConfigResponse:
+        return pb.GetConfigResponse(options=[pb.Option(key=k, value=v, source=s) for k, v, s in self._options])
+
+    def list_namespaces(self, request: pb.ListNamespacesRequest, call: Call) -> pb.ListNamespacesResponse:
+        """Pages are cut by digest, so that namespaces that come and go never make one appear twice."""
+        size = request.page_size or DEFAULT_PAGE
+        if size > MAX_PAGE:
+            raise InvalidArgument(f"is {size}", field="page_size", limit=f"{MAX_PAGE}")
+        known = sorted(self._shell.store.namespaces, key=lambda n: n.spec.digest)
+        rest = [n for n in known if n.spec.digest.hex() > request.page_token]
+        token = rest[size - 1].spec.digest.hex() if len(rest) > size else ""
+        return pb.ListNamespacesResponse(namespaces=[_status(n) for n in rest[:size]], next_page_token=token)
+
+    def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
+        if not (request.HasField("tenant") or request.digest or request.older_than_ms or request.all):
+            raise InvalidArgument("say tenant, digest, older_than_ms or all", field="selector")
+
+        def chosen(namespace: Namespace) -> bool:
+            spec = namespace.spec
+            tenant_fits = not request.HasField("tenant") or spec.tenant == request.tenant
+            return tenant_fits and (not request.digest or spec.digest == request.digest)
+
+        before = self._shell.now() - request.older_than_ms / 1000 if request.older_than_ms else float("inf")
+        done = self._shell.store.purge(chosen, created_before=before)
+        self._shell.settle()
+        return pb.PurgeResponse(blocks=done.blocks, deferred_blocks=done.deferred_blocks, bytes=done.bytes)
+
+
+def _counts(values: dict[str, int]) -> list[pb.Count]:
+    return [pb.Count(name=name, value=value) for name, value in values.items()]
+
+
+def _status(namespace: Namespace) -> pb.NamespaceStatus:
+    rules = namespace.rules
+    return pb.NamespaceStatus(
+        spec=namespace.spec.to_message(),
+        digest=namespace.spec.digest,
+        sessions=namespace.sessions,
+        blocks=len(namespace.blocks),
+        hot_bytes=namespace.hot_bytes,
+        quota_bytes=rules.quota_bytes,
+        max_bytes=rules.max_bytes or 0,
+        ttl_ms=int((rules.ttl_s or 0) * 1000),
+        counters=_counts(namespace.counters.values()),
+    )

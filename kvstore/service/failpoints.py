@@ -1,0 +1,67 @@
+"""Failpoints: places where tests make the server slow, wrong or dead. Absent unless a test asks for them.
+
+An armed point is `name=action[*times]`, several joined by `;`. Actions: `delay:250ms`, `fail` (an internal error),
+`kill` (SIGKILL to this process), `freeze:2s` (blocks the event loop). Names are `before.<Verb>`, `after.<Verb>` and
+those of the transfers: `get.chunk`, `put.chunk`, `put.commit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from kvstore.config import parse_duration
+from kvstore_wire.errors import Internal
+
+ENVIRONMENT = "KVCOMMONS_FAILPOINTS"
+_ACTIONS = ("delay", "fail", "kill", "freeze")
+
+
+@dataclass
+class _Armed:
+    action: str
+    duration_s: float
+    times: int | None
+
+
+class Failpoints:
+    """Points by name. `hit` costs one dictionary look-up while nothing is armed."""
+
+    def __init__(self, text: str = "") -> None:
+        self._armed: dict[str, _Armed] = {}
+        for item in filter(None, (part.strip() for part in text.split(";"))):
+            name, _, action = item.partition("=")
+            self.arm(name, action)
+
+    def arm(self, name: str, action: str) -> None:
+        """Arms a point. Raises ValueError for an action that does not exist."""
+        action, _, times = action.partition("*")
+        kind, _, duration = action.partition(":")
+        if kind not in _ACTIONS:
+            raise ValueError(f"failpoint {name}: {kind!r} is none of {', '.join(_ACTIONS)}")
+        duration_s = parse_duration(duration) if duration else 0.0
+        self._armed[name] = _Armed(kind, duration_s, int(times) if times else None)
+
+    def disarm(self, name: str) -> None:
+        self._armed.pop(name, None)
+
+    async def hit(self, name: str) -> None:
+        """Does what the point is armed for. Raises Internal for `fail`."""
+        armed = self._armed.get(name)
+        if armed is None:
+            return
+        if armed.times is not None:
+            armed.times -= 1
+            if armed.times <= 0:
+                del self._armed[name]
+        if armed.action == "delay":
+            await asyncio.sleep(armed.duration_s)
+        elif armed.action == "freeze":
+            time.sleep(armed.duration_s)  # noqa: ASYNC251 - blocking the loop is what it is for
+        elif armed.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            raise Internal(f"failpoint {name}")

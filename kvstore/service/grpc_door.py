@@ -1,0 +1,193 @@
+"""The gRPC door: binds handlers to methods by name, and turns errors into statuses.
+
+Payload messages of Get and Put pass through kvstore_wire.inline, everything else through the protobuf library.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.service.admin import AdminHandlers
+from kvstore.service.handlers import StoreHandlers
+from kvstore.service.shell import Call, Shell
+from kvstore.service.transfer import Incoming, InlineTransfer, Outgoing, Payload
+from kvstore_wire import inline
+from kvstore_wire.errors import Internal, InvalidArgument, KvStoreError
+from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADATA, STORE_METHODS, Method
+
+_LOG = logging.getLogger("kvstore.grpc")
+_INFINITE_S = 1e8  # grpc reports a call without a deadline as one that ends centuries from now.
+
+# The client's keepalive (30 s) stays above the minimum that this door allows, or idle clients would be dropped.
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),  # A second server on the same port must fail, not share it.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+def store_service(shell: Shell, handlers: StoreHandlers, transfer: InlineTransfer) -> grpc.GenericRpcHandler:
+    """Returns the BlockStore service."""
+    door = _Door(shell)
+    table = {name: door.bind(method, _named(handlers, name)) for name, method in _without(STORE_METHODS, "Get", "Put")}
+    table["Get"] = door.bind_get(STORE_METHODS["Get"], transfer)
+    table["Put"] = door.bind_put(STORE_METHODS["Put"], transfer)
+    return grpc.method_handlers_generic_handler(BLOCK_STORE, table)
+
+
+def admin_service(shell: Shell, handlers: AdminHandlers) -> grpc.GenericRpcHandler:
+    """Returns the Admin service."""
+    door = _Door(shell)
+    table = {name: door.bind(method, _named(handlers, name)) for name, method in ADMIN_METHODS.items()}
+    return grpc.method_handlers_generic_handler(ADMIN, table)
+
+
+class _Door:
+    """Wraps handlers for grpc.aio."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def bind(self, method: Method, handler: Callable[..., Any]) -> grpc.RpcMethodHandler:
+        """Binds a handler whose messages are all protobuf."""
+        codec = {"request_deserializer": _parser(method.request), "response_serializer": _serialize}
+        if method.requests and method.responses:
+            return grpc.stream_stream_rpc_method_handler(self._streaming(method.name, handler), **codec)
+        if method.responses:
+            return grpc.unary_stream_rpc_method_handler(self._streaming(method.name, handler), **codec)
+        return grpc.unary_unary_rpc_method_handler(self._unary(method.name, handler), **codec)
+
+    def bind_get(self, method: Method, transfer: InlineTransfer) -> grpc.RpcMethodHandler:
+        return grpc.unary_stream_rpc_method_handler(
+            self._streaming("Get", transfer.get),
+            request_deserializer=_parser(method.request),
+            response_serializer=_encode_get,
+        )
+
+    def bind_put(self, method: Method, transfer: InlineTransfer) -> grpc.RpcMethodHandler:
+        async def put(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Message:
+            call, started = self._call(context), time.perf_counter_ns()
+            try:
+                await self._shell.failpoints.hit("before.Put")
+                return await transfer.put(_decoded(messages), call)
+            except KvStoreError as error:
+                await _abort(context, error)
+            except Exception as error:  # noqa: BLE001 - the outermost loop of the door
+                await _abort(context, _unexpected("Put", error))
+            finally:
+                self._shell.latencies.add("Put", time.perf_counter_ns() - started)
+            raise AssertionError("unreachable")
+
+        return grpc.stream_unary_rpc_method_handler(put, request_deserializer=None, response_serializer=_serialize)
+
+    def _unary(self, name: str, handler: Callable[..., Message]) -> Callable[..., Any]:
+        before, after = f"before.{name}", f"after.{name}"
+
+        async def unary(request: Message | KvStoreError, context: grpc.aio.ServicerContext) -> Message:
+            started = time.perf_counter_ns()
+            try:
+                if isinstance(request, KvStoreError):
+                    raise request
+                await self._shell.failpoints.hit(before)
+                answer = handler(request, self._call(context))
+                await self._shell.failpoints.hit(after)
+                return answer
+            except KvStoreError as error:
+                await _abort(context, error)
+            except Exception as error:  # noqa: BLE001 - the outermost loop of the door
+                await _abort(context, _unexpected(name, error))
+            finally:
+                self._shell.latencies.add(name, time.perf_counter_ns() - started)
+            raise AssertionError("unreachable")
+
+        return unary
+
+    def _streaming(self, name: str, handler: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        before = f"before.{name}"
+
+        async def streaming(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            started = time.perf_counter_ns()
+            answers: AsyncIterator[Any] | None = None
+            try:
+                if isinstance(request, KvStoreError):
+                    raise request
+                await self._shell.failpoints.hit(before)
+                answers = handler(request, self._call(context))
+                async for answer in answers:
+                    yield answer
+            except KvStoreError as error:
+                await _abort(context, error)
+            except Exception as error:  # noqa: BLE001 - the outermost loop of the door
+                await _abort(context, _unexpected(name, error))
+            finally:
+                if answers is not None:
+                    await answers.aclose()  # type: ignore[attr-defined]
+                self._shell.latencies.add(name, time.perf_counter_ns() - started)
+
+        return streaming
+
+    def _call(self, context: grpc.aio.ServicerContext) -> Call:
+        left = context.time_remaining()
+        deadline = None if left is None or left > _INFINITE_S else self._shell.now() + left
+        return Call(deadline, context.peer())
+
+
+async def _decoded(messages: AsyncIterator[bytes]) -> AsyncIterator[Incoming]:
+    async for raw in messages:
+        yield inline.decode_put(raw)
+
+
+def _encode_get(message: Outgoing) -> bytes:
+    if isinstance(message, Payload):
+        return inline.encode_data(message.pieces, message.size_bytes)
+    return message.SerializeToString()
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _parser(kind: type[Message]) -> Callable[[bytes], Message | KvStoreError]:
+    """A deserializer that hands garbage on as an error, since grpc would report it as a fault of the server."""
+
+    def parse(raw: bytes) -> Message | KvStoreError:
+        message = kind()
+        try:
+            message.ParseFromString(raw)
+        except DecodeError:
+            return InvalidArgument(f"is not a {kind.__name__}", field="message")
+        return message
+
+    return parse
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: KvStoreError) -> None:
+    detail = error.to_detail().SerializeToString()
+    code = grpc.StatusCode[error.status]
+    await context.abort(code, str(error), trailing_metadata=((ERROR_METADATA, detail),))
+
+
+def _unexpected(name: str, error: Exception) -> KvStoreError:
+    _LOG.error("%s failed", name, exc_info=error)
+    return Internal(f"{type(error).__name__}: {error}")
+
+
+def _named(handlers: object, name: str) -> Callable[..., Any]:
+    """Returns the method for an rpc: GetStats -> get_stats."""
+    method: Callable[..., Any] = getattr(handlers, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+    return method
+
+
+def _without(table: Mapping[str, Method], *names: str) -> list[tuple[str, Method]]:
+    return [(name, method) for name, method in table.items() if name not in names]

@@ -1,0 +1,325 @@
+"""The verbs of BlockStore as methods from message to message. They know no door: no status, no stream framing.
+
+Answers that come in several messages are async generators. Whatever a caller did wrong is raised as a KvStoreError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import xxhash
+
+from kvstore.core.leases import ReadLease, WriteLease
+from kvstore.core.reading import AcquireRequest, Acquisition, Step
+from kvstore.core.sessions import Session
+from kvstore.core.writing import ReserveRequest
+from kvstore.service import checks
+from kvstore.service.explain import explain
+from kvstore.service.shell import Call, NoticeBoard, Shell
+from kvstore_wire import limits as contract
+from kvstore_wire.errors import Draining, InvalidArgument, LeaseExpired, UnknownSession, VersionMismatch
+from kvstore_wire.namespace import NamespaceSpec
+from kvstore_wire.v1 import block_store_pb2 as pb
+from kvstore_wire.v1 import types_pb2 as types
+
+RETRY_FULL_MS = 20
+FEATURES: tuple[str, ...] = ()
+
+
+class StoreHandlers:
+    """All verbs but the inline transfers (see transfer.InlineTransfer)."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def attach(self, request: pb.AttachRequest, call: Call) -> pb.AttachResponse:
+        shell = self._shell
+        self._refuse_if_draining()
+        version = _common_version(request)
+        checks.text(request.client, field="client", limit=contract.MAX_CLIENT_BYTES)
+        if len(request.features) > contract.MAX_FEATURES:
+            limit = f"{contract.MAX_FEATURES}"
+            raise InvalidArgument(f"{len(request.features)} features", field="features", limit=limit)
+        spec = NamespaceSpec.from_message(request.namespace)
+        self._check_sizes(spec)
+        session = shell.session(request.session) if request.session else self._new_session(request)
+        try:
+            handle = shell.store.attach(session, spec, request.digest)
+        except Exception:
+            if not request.session:
+                shell.store.end_session(session, shell.now())
+                shell.settle()
+            raise
+        return pb.AttachResponse(
+            version=version,
+            session=session.id,
+            generation=shell.generation,
+            namespace=handle,
+            digest=spec.digest,
+            limits=shell.limits,
+            transports=[pb.Transport(name="grpc")],
+            features=FEATURES,
+            shard=shell.name,
+        )
+
+    async def session(self, pulses: AsyncIterator[pb.SessionPulse], call: Call) -> AsyncIterator[pb.SessionNotice]:
+        first = await anext(pulses, None)
+        session = self._shell.session(first.session if first is not None else b"")
+        session.open_until = None
+        board = NoticeBoard()
+        replaced = self._shell.boards.get(session.id)
+        self._shell.boards[session.id] = board
+        if replaced is not None:
+            replaced.post(None)
+        reader = asyncio.ensure_future(_drain(pulses, board))
+        try:
+            yield pb.SessionNotice(opened=pb.SessionNotice.Opened())
+            while (notice := await board.next()) is not None:
+                yield notice
+        finally:
+            reader.cancel()
+            if self._shell.boards.get(session.id) is board:
+                del self._shell.boards[session.id]
+                self._end_session(session)
+
+    def match(self, request: pb.MatchRequest, call: Call) -> pb.MatchResponse:
+        shell = self._shell
+        namespace = shell.session(request.session).namespace(request.namespace)
+        found = shell.store.reader.match(
+            namespace,
+            shell.checks.keys(request.chain, shell.limits.max_match_blocks),
+            parts=checks.parts(request.parts, namespace),
+            coverage=checks.coverage(request.coverage),
+            now=shell.now(),
+        )
+        return pb.MatchResponse(prefix_blocks=found.prefix_blocks, states=found.states)
+
+    async def acquire(self, request: pb.AcquireRequest, call: Call) -> AsyncIterator[pb.AcquireResponse]:
+        session = self._shell.session(request.session)
+        checks.no_ranges(request.ranges)
+        wait_s = self._shell.checks.wait_s(request.wait_ms)
+        acquisition = self.begin_acquire(session, request, self._shell.checks.lease_s(request.lease_ms))
+        delivered = False
+        try:
+            async for step in self.steps(acquisition, wait_s, call):
+                yield self._acquired(acquisition, step)
+            delivered = True
+        finally:
+            if not delivered and acquisition.lease is not None:  # The caller has gone; nobody will release it.
+                self._shell.store.end_lease(session, acquisition.lease, self._shell.now())
+                self._shell.settle()
+
+    def begin_acquire(
+        self, session: Session, request: pb.AcquireRequest | pb.GetRequest, lease_s: float
+    ) -> Acquisition:
+        """Starts an Acquire for a session. Raises Draining."""
+        self._refuse_if_draining()
+        namespace = session.namespace(request.namespace)
+        wanted = AcquireRequest(
+            keys=self._shell.checks.keys(request.chain, self._shell.limits.max_blocks),
+            lease_s=lease_s,
+            parts=checks.parts(request.parts, namespace),
+            coverage=checks.coverage(request.coverage),
+            hint=checks.hint(request.hint),
+        )
+        return self._shell.store.reader.begin(session, namespace, wanted)
+
+    async def steps(self, acquisition: Acquisition, wait_s: float, call: Call) -> AsyncIterator[Step]:
+        """Steps an Acquire until it is settled or the wait is over, whichever is first."""
+        reader, shell = self._shell.store.reader, self._shell
+        start = shell.now()
+        until = start + wait_s if call.deadline is None else min(start + wait_s, call.deadline)
+        step = reader.step(acquisition, start) if wait_s else reader.finish(acquisition, start)
+        try:
+            while not step.settled:
+                if step.states:
+                    yield step
+                changed = await shell.wait_for_change(acquisition, until)
+                step = reader.step(acquisition, shell.now()) if changed else reader.finish(acquisition, shell.now())
+            yield step
+        finally:
+            reader.cancel(acquisition)
+
+    def renew(self, request: pb.RenewRequest, call: Call) -> pb.RenewResponse:
+        lease_s = self._shell.checks.lease_s(request.lease_ms)
+        session = self._shell.session(request.session)
+        valid = self._for_each(request.leases, lambda i: self._renewed(session, i, lease_s))
+        return pb.RenewResponse(valid=valid)
+
+    def release(self, request: pb.ReleaseRequest, call: Call) -> pb.ReleaseResponse:
+        session = self._shell.session(request.session)
+        checks.at_most_leases(request.leases)
+        for item in request.corrupt:
+            self._check_corrupt(session, request.leases, item)
+        valid = self._for_each(request.leases, lambda i: self._shell.store.release(session, i, self._shell.now()))
+        self._shell.settle()
+        return pb.ReleaseResponse(valid=valid)
+
+    def reserve(self, request: pb.ReserveRequest, call: Call) -> pb.ReserveResponse:
+        shell = self._shell
+        session = shell.session(request.session)
+        namespace = session.namespace(request.namespace)
+        keys = shell.checks.keys(request.chain, shell.limits.max_blocks)
+        wanted = ReserveRequest(
+            keys=keys,
+            lease_s=shell.checks.lease_s(request.lease_ms),
+            parts=checks.parts(request.parts, namespace),
+            lengths=checks.lengths(request.lengths, namespace=namespace, key_count=len(keys)),
+            hint=checks.hint(request.hint),
+        )
+        reserved = shell.store.writer.reserve(session, namespace, wanted, shell.now())
+        shell.settle()
+        answer = pb.ReserveResponse(states=reserved.states, retry_after_ms=retry_after_ms(reserved.states))
+        if reserved.lease is not None:
+            answer.lease.CopyFrom(self._grant(reserved.lease.id, wanted.lease_s))
+            answer.offsets.extend(shell.store.records.parts.offset[reserved.lease.parts].tolist())
+        return answer
+
+    def commit(self, request: pb.CommitRequest, call: Call) -> pb.CommitResponse:
+        shell = self._shell
+        session = shell.session(request.session)
+        lease = self.write_lease(session, request.lease)
+        indexes = list(request.parts) or list(range(len(lease.parts)))
+        states = shell.store.commit(session, lease, indexes, checksums=request.checksums, now=shell.now())
+        shell.settle()
+        return pb.CommitResponse(states=states)
+
+    def abort(self, request: pb.AbortRequest, call: Call) -> pb.AbortResponse:
+        session = self._shell.session(request.session)
+        valid = self._for_each(request.leases, lambda i: self._shell.store.abort(session, i, self._shell.now()))
+        self._shell.settle()
+        return pb.AbortResponse(valid=valid)
+
+    def delete(self, request: pb.DeleteRequest, call: Call) -> pb.DeleteResponse:
+        namespace = self._shell.session(request.session).namespace(request.namespace)
+        checks.checked_keys(request.keys, field="keys", limit=self._shell.limits.max_match_blocks)
+        states = self._shell.store.delete(namespace, request.keys)
+        self._shell.settle()
+        return pb.DeleteResponse(states=states)
+
+    def over(self, request: pb.OverRequest, call: Call) -> pb.OverResponse:
+        """Counts the blocks named. No policy of this shard acts on it: `FEATURES` does not list "hints"."""
+        namespace = self._shell.session(request.session).namespace(request.namespace)
+        keys = self._shell.checks.keys(request.chain, self._shell.limits.max_match_blocks)
+        blocks = sum(key in namespace.blocks for key in keys)
+        namespace.counters.add("over_blocks", blocks)
+        return pb.OverResponse(blocks=0)
+
+    def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
+        namespace = self._shell.session(request.session).namespace(request.namespace)
+        keys = self._shell.checks.keys(request.chain, self._shell.limits.max_match_blocks)
+        return explain(self._shell.store, namespace, keys, self._shell.now())
+
+    # -- shared with the inline transfers --------------------------------------------------------------------------
+
+    def write_lease(self, session: Session, lease: types.Lease) -> WriteLease:
+        """Raises LeaseExpired."""
+        found = None
+        if lease.generation == self._shell.generation:
+            found = self._shell.store.write_lease(session, lease.id, self._shell.now())
+        if found is None:
+            raise LeaseExpired(f"write lease {lease.id} of generation {lease.generation} has ended", field="lease")
+        return found
+
+    def read_lease(self, session: Session, lease: types.Lease) -> ReadLease:
+        """Raises LeaseExpired."""
+        found = None
+        if lease.generation == self._shell.generation:
+            found = self._shell.store.read_lease(session, lease.id, self._shell.now())
+        if found is None:
+            raise LeaseExpired(f"read lease {lease.id} of generation {lease.generation} has ended", field="lease")
+        return found
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _refuse_if_draining(self) -> None:
+        if self._shell.draining:
+            raise Draining("the shard is going away")
+
+    def _new_session(self, request: pb.AttachRequest) -> Session:
+        return self._shell.store.open_session(
+            secrets.token_bytes(contract.SESSION_BYTES),
+            client=request.client,
+            features=frozenset(request.features),
+            now=self._shell.now(),
+        )
+
+    def _check_sizes(self, spec: NamespaceSpec) -> None:
+        limits = self._shell.limits
+        if spec.part_bytes > limits.max_part_bytes:
+            limit = f"{limits.max_part_bytes} bytes"
+            raise InvalidArgument(f"is {spec.part_bytes}", field="namespace.part_bytes", limit=limit)
+        if spec.parts_per_block > limits.max_parts_per_block:
+            message, limit = f"{spec.parts_per_block} parts a block", f"{limits.max_parts_per_block}"
+            raise InvalidArgument(message, field="namespace.geometry", limit=limit)
+
+    def _end_session(self, session: Session) -> None:
+        try:
+            current = self._shell.session(session.id)
+        except UnknownSession:
+            return
+        self._shell.store.end_session(current, self._shell.now())
+        self._shell.settle()
+
+    def _acquired(self, acquisition: Acquisition, step: Step) -> pb.AcquireResponse:
+        offsets, lengths, checksums = self._shell.store.part_views(step.parts)
+        answer = pb.AcquireResponse(
+            first=step.first,
+            states=step.states,
+            offsets=offsets,
+            lengths=lengths,
+            checksums=checksums,
+            settled=step.settled,
+        )
+        if acquisition.lease is not None:
+            left = acquisition.lease.deadline - self._shell.now()
+            answer.lease.CopyFrom(self._grant(acquisition.lease.id, left))
+        return answer
+
+    def _grant(self, lease_id: int, lease_s: float) -> types.Lease:
+        return types.Lease(id=lease_id, generation=self._shell.generation, ttl_ms=max(0, int(lease_s * 1000)))
+
+    def _for_each(self, leases: Sequence[types.Lease], act: Callable[[int], bool]) -> list[bool]:
+        checks.at_most_leases(leases)
+        return [lease.generation == self._shell.generation and act(lease.id) for lease in leases]
+
+    def _renewed(self, session: Session, lease_id: int, lease_s: float) -> bool:
+        return self._shell.store.renew(session, lease_id, lease_s=lease_s, now=self._shell.now())
+
+    def _check_corrupt(self, session: Session, leases: Sequence[types.Lease], item: pb.CorruptPart) -> None:
+        """Drops a block whose stored part really differs from its checksum; a damage on the way is not the block's."""
+        if item.lease >= len(leases):
+            raise InvalidArgument(f"is {item.lease}", field="corrupt.lease", limit=f"{len(leases) - 1}")
+        lease = self._shell.store.read_lease(session, leases[item.lease].id, self._shell.now())
+        if lease is None:
+            return
+        if item.part >= len(lease.parts):
+            raise InvalidArgument(f"is {item.part}", field="corrupt.part", limit=f"{len(lease.parts) - 1}")
+        parts, part = self._shell.store.records.parts, lease.parts[item.part]
+        offset, length = int(parts.offset[part]), int(parts.length[part])
+        if xxhash.xxh3_64_intdigest(self._shell.memory.view[offset : offset + length]) != int(parts.checksum[part]):
+            self._shell.store.reader.drop_corrupt(int(parts.block[part]))
+
+
+def retry_after_ms(states: bytes) -> int:
+    """When to try again after an answer of part states."""
+    return RETRY_FULL_MS if types.PART_STATE_FULL in states else 0
+
+
+async def _drain(pulses: AsyncIterator[pb.SessionPulse], board: NoticeBoard) -> None:
+    """Reads pulses to the end of the stream, which ends the session."""
+    try:
+        async for _ in pulses:
+            pass
+    finally:
+        board.post(None)
+
+
+def _common_version(request: pb.AttachRequest) -> int:
+    own = contract.PROTOCOL_VERSION
+    if not request.min_version <= own <= request.max_version:
+        message = f"the caller speaks {request.min_version}-{request.max_version}, this shard {own}"
+        raise VersionMismatch(message, field="max_version", limit=f"{own}")
+    return own

@@ -1,0 +1,116 @@
+"""One shard as a running server: its doors, its tick, its probe, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from kvstore.config import Address
+from kvstore.service import grpc_door
+from kvstore.service.admin import AdminHandlers
+from kvstore.service.handlers import StoreHandlers
+from kvstore.service.probe import Probe
+from kvstore.service.shell import Shell
+from kvstore.service.transfer import InlineTransfer
+from kvstore_wire.methods import ADMIN, BLOCK_STORE
+from kvstore_wire.v1 import block_store_pb2 as pb
+
+_LOG = logging.getLogger("kvstore.server")
+TICK_S = 0.1
+STOP_GRACE_S = 1.0
+
+
+class Server:
+    """Owns the doors of one shard from `start` to `stop`."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        *,
+        options: Sequence[tuple[str, str, str]],
+        send_budget_bytes: int,
+        probe_interval_s: float,
+        probe_timeout_s: float,
+    ) -> None:
+        self.shell = shell
+        self.handlers = StoreHandlers(shell)
+        self.transfer = InlineTransfer(shell, self.handlers, send_budget_bytes=send_budget_bytes)
+        self._admin = AdminHandlers(shell, options)
+        self._health = health.aio.HealthServicer()
+        self._probe = Probe(
+            shell,
+            self.handlers,
+            self.transfer,
+            interval_s=probe_interval_s,
+            timeout_s=probe_timeout_s,
+            report=self._set_ready,
+        )
+        self.ready = False
+        self._doors: list[grpc.aio.Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, listen: Sequence[Address], admin_listen: Sequence[Address]) -> tuple[list[str], list[str]]:
+        """Binds both doors and starts serving; returns the addresses bound. Raises OSError when one is taken."""
+        store = grpc_door.store_service(self.shell, self.handlers, self.transfer)
+        bound = await self._open(store, BLOCK_STORE, listen)
+        admin_bound = await self._open(grpc_door.admin_service(self.shell, self._admin), ADMIN, admin_listen)
+        self._tasks.append(asyncio.create_task(self._tick()))
+        await self._probe.check()
+        self._tasks.append(asyncio.create_task(self._probe.run()))
+        return bound, admin_bound
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing new, tells the clients, and waits until their leases have ended or the time is over."""
+        self.shell.draining = True
+        self.shell.store.writer.draining = True
+        self._set_ready(False)
+        notice = pb.SessionNotice(draining=pb.SessionNotice.Draining(within_ms=int(timeout_s * 1000)))
+        for board in self.shell.boards.values():
+            board.post(notice)
+        end = self.shell.now() + timeout_s
+        while len(self.shell.store.leases) and self.shell.now() < end:
+            await asyncio.sleep(0.02)
+        _LOG.info("drained with %d leases left", len(self.shell.store.leases))
+
+    async def stop(self) -> None:
+        """Closes the doors and ends the background work. The arena is the caller's to close."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(door.stop(STOP_GRACE_S) for door in self._doors))
+
+    async def _open(self, service: grpc.GenericRpcHandler, name: str, listen: Sequence[Address]) -> list[str]:
+        limit = ("grpc.max_receive_message_length", self.shell.limits.max_message_bytes)
+        door = grpc.aio.server(options=(*grpc_door.SERVER_OPTIONS, limit))
+        door.add_generic_rpc_handlers((service,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, door)
+        reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), door)
+        bound = []
+        for address in listen:
+            try:
+                port = door.add_insecure_port(address.grpc_target())
+            except RuntimeError as error:
+                raise OSError(f"cannot listen on {address}: {error}") from None
+            bound.append(str(address) if address.port != 0 else f"{address.host}:{port}")
+        await door.start()
+        self._doors.append(door)
+        return bound
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.shell.tick()
+
+    def _set_ready(self, healthy: bool) -> None:
+        healthy = healthy and not self.shell.draining
+        if healthy != self.ready:
+            _LOG.info("ready: %s", healthy)
+        self.ready = healthy
+        status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
+        for name in ("", BLOCK_STORE, ADMIN):
+            asyncio.ensure_future(self._health.set(name, status))  # noqa: RUF006 - completes at once, on this loop

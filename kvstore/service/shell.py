@@ -1,0 +1,117 @@
+"""What every handler of a shard shares: the core, the arena's bytes, the clock, and who waits for what.
+
+The core decides and leaves effects; `Shell.settle` performs them. Handlers run on one event loop and call the core
+without awaiting in between, so that each call is atomic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvstore.core.reading import Acquisition
+from kvstore.core.sessions import Session
+from kvstore.core.store import LeasesEnded, NamespacePurged, SessionEnded, Store, Wake
+from kvstore.service.checks import Checks
+from kvstore.service.failpoints import Failpoints
+from kvstore.service.latency import Latencies
+from kvstore.tiers.memory import ArenaMemory
+from kvstore_wire.v1 import block_store_pb2 as pb
+from kvstore_wire.v1 import types_pb2 as types
+
+MAX_NOTICES = 1024  # A client that does not read loses the oldest; notices are advice, leases end without them.
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call at a door. `deadline` is on the clock of `Shell.now`, None if the caller set none."""
+
+    deadline: float | None = None
+    peer: str = ""
+
+
+class NoticeBoard:
+    """Notices for one session's stream."""
+
+    def __init__(self) -> None:
+        self._notices: deque[pb.SessionNotice | None] = deque(maxlen=MAX_NOTICES)
+        self._ready = asyncio.Event()
+
+    def post(self, notice: pb.SessionNotice | None) -> None:
+        """Adds a notice; None closes the stream."""
+        self._notices.append(notice)
+        self._ready.set()
+
+    async def next(self) -> pb.SessionNotice | None:
+        while not self._notices:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._notices.popleft()
+
+
+@dataclass(eq=False)
+class Shell:
+    """The parts of a running shard that handlers need."""
+
+    store: Store
+    memory: ArenaMemory
+    checks: Checks
+    generation: int
+    name: str
+    failpoints: Failpoints
+    latencies: Latencies = field(default_factory=Latencies)
+    boards: dict[bytes, NoticeBoard] = field(default_factory=dict)
+    draining: bool = False
+    _waiters: dict[int, asyncio.Event] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> types.Limits:
+        return self.checks.limits
+
+    @staticmethod
+    def now() -> float:
+        """Seconds on the monotonic clock: no step of the wall clock ends a lease."""
+        return time.monotonic()
+
+    def session(self, session_id: bytes) -> Session:
+        """Raises UnknownSession."""
+        return self.store.sessions.get(session_id)
+
+    def settle(self) -> None:
+        """Performs the effects that the core left."""
+        for effect in self.store.take_effects():
+            if isinstance(effect, Wake):
+                waiter = self._waiters.get(id(effect.acquisition))
+                if waiter is not None:
+                    waiter.set()
+            elif isinstance(effect, LeasesEnded):
+                notice = pb.SessionNotice.LeasesEnded(ids=effect.lease_ids)
+                self._post(effect.session, pb.SessionNotice(leases_ended=notice))
+            elif isinstance(effect, NamespacePurged):
+                purged = pb.SessionNotice.Purged(namespace=effect.handle)
+                self._post(effect.session, pb.SessionNotice(purged=purged))
+            elif isinstance(effect, SessionEnded):
+                self._post(effect.session, None)
+
+    def tick(self) -> None:
+        """Lets the core end what ran out."""
+        self.store.tick(self.now())
+        self.settle()
+
+    async def wait_for_change(self, acquisition: Acquisition, until: float) -> bool:
+        """Waits until the Acquire's block changed; false if `until` came first."""
+        event = self._waiters[id(acquisition)] = asyncio.Event()
+        try:
+            await asyncio.wait_for(event.wait(), max(0.0, until - self.now()))
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            del self._waiters[id(acquisition)]
+        return True
+
+    def _post(self, session_id: bytes, notice: pb.SessionNotice | None) -> None:
+        board = self.boards.get(session_id)
+        if board is not None:
+            board.post(notice)

@@ -1,0 +1,86 @@
+"""The arena's memory: one memfd, mapped once, prefaulted in the background."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+
+_LOG = logging.getLogger("kvstore.memory")
+_STEP_BYTES = 16 << 20
+_MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; faults pages in without changing what they hold.
+
+
+class ArenaMemory:
+    """Owns the arena's bytes from construction to `close`. `view` is writable; readers must not write through it."""
+
+    def __init__(self, capacity_bytes: int, *, huge_pages: str = "off") -> None:
+        self.capacity_bytes = capacity_bytes
+        self.fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, capacity_bytes)
+        self._map = mmap.mmap(self.fd, capacity_bytes, mmap.MAP_SHARED)
+        self.view = memoryview(self._map)
+        self.prefaulted_bytes = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if huge_pages == "try":
+            self._ask_for_huge_pages()
+
+    def prefault_in_background(self) -> None:
+        """Starts a thread that takes every page from the kernel once, low addresses first, without the GIL."""
+        self._thread = threading.Thread(target=self._prefault, name="kvstore-prefault", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_prefaulting(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stops prefaulting and gives the memory back. Views handed out must be gone."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.view.release()
+        self._map.close()
+        os.close(self.fd)
+
+    def _prefault(self) -> None:
+        populate = _Populate(self._address())
+        for offset in range(0, self.capacity_bytes, _STEP_BYTES):
+            if self._stop.is_set():
+                return
+            size = min(_STEP_BYTES, self.capacity_bytes - offset)
+            try:
+                if not populate(offset, size):
+                    os.posix_fallocate(self.fd, offset, size)
+            except OSError as error:
+                # Not fatal: the pages are taken on first use, or that use fails where this did.
+                _LOG.warning("prefault stopped at %d of %d bytes: %s", offset, self.capacity_bytes, error)
+                return
+            self.prefaulted_bytes = offset + size
+        _LOG.info("prefaulted %d bytes", self.prefaulted_bytes)
+
+    def _address(self) -> int:
+        # from_buffer borrows the map only for this call; no export outlives it.
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+
+    def _ask_for_huge_pages(self) -> None:
+        try:
+            self._map.madvise(_MADV_HUGEPAGE)
+        except OSError as error:
+            _LOG.warning("no huge pages for the arena: %s", error)
+
+
+class _Populate:
+    """Calls madvise(MADV_POPULATE_WRITE) through ctypes, which drops the GIL; false where the kernel lacks it."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+        self._madvise = ctypes.CDLL(None, use_errno=True).madvise
+        self._madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+    def __call__(self, offset: int, size: int) -> bool:
+        return bool(self._madvise(self._address + offset, size, _MADV_POPULATE_WRITE) == 0)
