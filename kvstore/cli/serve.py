@@ -70,10 +70,12 @@ async def _run(config: Config) -> int:
     from kvstore.build import build_server
     from kvstore.service.failpoints import ENVIRONMENT, Failpoints
     from kvstore.tiers.memory import ArenaMemory
+    from kvstore_wire.malloc import keep_freed_memory
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    keep_freed_memory()
     memory = ArenaMemory(config.hot.capacity, huge_pages=config.hot.huge_pages)
     if config.hot.prefault == "background":
         memory.prefault_in_background()

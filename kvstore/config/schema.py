@@ -136,7 +136,7 @@ class LimitsConfig:
         metadata=_option(Size(low=1 * MIB, high=64 * GIB), default="1GiB", doc="most payload bytes that one call moves")
     )
     chunk: int = field(
-        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="512KiB", doc="piece size of inline streams")
+        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="1MiB", doc="piece size of inline streams")
     )
     max_wait: float = field(metadata=_option(Duration(low="0s", high="10m"), default="30s", doc="longest Acquire wait"))
 

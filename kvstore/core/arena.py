@@ -32,7 +32,7 @@ def slot_bytes_stepped(length: int) -> int:
     """Slot size for values of any length: eight sizes an octave, so that at most an eighth is lost and the number of
     classes stays below a hundred and fifty whatever lengths are stored."""
     units = slot_bytes_exact(length) // SLOT_UNIT_BYTES
-    step = 1 << max(0, (units - 1).bit_length() - OPAQUE_STEPS_PER_OCTAVE.bit_length() + 1)
+    step = 1 << max(0, (units - 1).bit_length() - OPAQUE_STEPS_PER_OCTAVE.bit_length())
     return -(-units // step) * step * SLOT_UNIT_BYTES
 
 
@@ -131,8 +131,8 @@ class ArenaMap:
         pages, page_bytes = self.pages, self.page_bytes
         for offset in offsets:
             page = pages[offset // page_bytes]
-            slot = (offset - page.base) // page.slot_bytes
-            if page.owner[slot] == NO_OWNER:
+            slot, inside = divmod(offset - page.base, page.slot_bytes or page_bytes)
+            if inside or slot >= page.fresh or page.owner[slot] == NO_OWNER:
                 raise ValueError(f"slot at {offset} is free already")
             page.owner[slot] = NO_OWNER
             page.freed.append(slot)

@@ -23,6 +23,24 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 ABSENT, RESERVED, PRESENT = 0, 1, 2
 
 
+class Places:
+    """A column of places that many queues share, and the numbers that nobody has had yet.
+
+    No two queues ever use one number, so that a row which moved to another queue is known to be stale in the first.
+    """
+
+    __slots__ = ("_next", "at")
+
+    def __init__(self, rows: int) -> None:
+        self.at: Longs = np.zeros(rows, np.int64)  # > 0: in a queue; 0: in none.
+        self._next = 1
+
+    def take(self, count: int) -> int:
+        """Returns the first of `count` numbers that are the caller's alone."""
+        first, self._next = self._next, self._next + count
+        return first
+
+
 class BlockColumns:
     """One row a block. `key` is None where the row is free."""
 
@@ -37,26 +55,28 @@ class BlockColumns:
         self.doomed: Flags = np.zeros(rows, np.bool_)  # Unlinked; freed when the last hold ends.
         self.created: Floats = np.zeros(rows, np.float64)
         self.touched: Floats = np.zeros(rows, np.float64)
-        self.queue_place: Longs = np.zeros(rows, np.int64)  # Owned by the eviction policy.
-        self.ttl_place: Longs = np.zeros(rows, np.int64)  # Owned by the namespace's expiry queue.
+        self.queue_place = Places(rows)  # Owned by the eviction policies.
+        self.ttl_place = Places(rows)  # Owned by the namespaces' expiry queues.
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self.key) - len(self._free)
 
-    def add(self, key: bytes) -> int:
-        """Takes a free row for `key`; its columns are as `remove` left them (zero)."""
+    def add(self, key: bytes) -> int | None:
+        """Takes a free row for `key`, None if there is none; its columns are as `remove` left them (zero)."""
         if self._free:
             row = self._free.pop()
             self.key[row] = key
             return row
+        if len(self.key) >= len(self.holds):
+            return None
         self.key.append(key)
         return len(self.key) - 1
 
     def remove(self, row: int) -> None:
         """Clears a row and makes it free."""
         self.key[row] = None
-        for column in (self.present, self.reserved, self.holds, self.queue_place, self.ttl_place):
+        for column in (self.present, self.reserved, self.holds, self.queue_place.at, self.ttl_place.at):
             column[row] = 0
         self.doomed[row] = False
         self._free.append(row)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvstore.core.arena import slot_bytes_exact, slot_bytes_stepped
-from kvstore.core.columns import Longs
+from kvstore.core.columns import Places
 from kvstore.core.counters import Counters
 from kvstore.core.eviction.base import BlockQueue, EvictionPolicy
 from kvstore_wire.errors import NamespaceMismatch, TableFull
@@ -40,7 +40,7 @@ class Namespace:
         "spec",
     )
 
-    def __init__(self, index: int, spec: NamespaceSpec, rules: NamespaceRules, ttl_place: Longs) -> None:
+    def __init__(self, index: int, spec: NamespaceSpec, rules: NamespaceRules, ttl_place: Places) -> None:
         self.index, self.spec, self.rules = index, spec, rules
         self.parts_per_block = spec.parts_per_block
         self.kv_slot_bytes = slot_bytes_exact(spec.part_bytes)
@@ -69,7 +69,7 @@ class NamespaceTable:
         *,
         limit: int,
         rules_of: Callable[[NamespaceSpec], NamespaceRules],
-        ttl_place: Longs,
+        ttl_place: Places,
         on_drop: Callable[[Namespace], None],
     ) -> None:
         self._limit, self._rules_of, self._ttl_place, self._on_drop = limit, rules_of, ttl_place, on_drop

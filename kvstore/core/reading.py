@@ -21,6 +21,7 @@ from kvstore.core.leases import NO_IDS, LeaseTable, ReadLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
+from kvstore_wire.errors import UnknownSession
 
 
 class BlockState(IntEnum):
@@ -130,7 +131,7 @@ class Reader:
     def step(self, acquisition: Acquisition, now: float) -> Step:
         """Leases what is ready; stops at the first block in flight and waits for it.
 
-        Raises TableFull when too many leases are open.
+        Raises TableFull when too many leases are open, UnknownSession when the session has ended meanwhile.
         """
         return self._advance(acquisition, now, stop_at_flight=True)
 
@@ -141,6 +142,13 @@ class Reader:
     def cancel(self, acquisition: Acquisition) -> None:
         """Ends the waiting of an Acquire whose caller has gone; its lease is the caller's to end."""
         self._stop_waiting(acquisition)
+
+    def waiting_in(self, session: Session) -> list[Acquisition]:
+        """Takes out the Acquires of a session that has ended."""
+        found = [a for waiters in self.waiting.values() for a in waiters if a.session is session]
+        for acquisition in found:
+            self._stop_waiting(acquisition)
+        return found
 
     def woken_by(self, block: int) -> list[Acquisition]:
         """Takes out the Acquires that wait for a block."""
@@ -153,7 +161,7 @@ class Reader:
         """Ends a read lease and gives up its holds."""
         self.leases.end(lease)
         if len(lease.blocks):
-            self.records.unhold(lease.blocks, now)
+            self.records.unhold(lease.blocks[::-1], now)
 
     def drop_corrupt(self, block: int) -> None:
         """Removes a block whose stored bytes do not match their checksum any more."""
@@ -164,6 +172,10 @@ class Reader:
 
     def _advance(self, acq: Acquisition, now: float, *, stop_at_flight: bool) -> Step:
         self._stop_waiting(acq)
+        if acq.session.ended:
+            raise UnknownSession("the session ended while the call waited", field="session")
+        if acq.lease is not None and (acq.lease.ended or acq.lease.deadline <= now):
+            return self._give_up(acq)
         keys = acq.request.keys[acq.next :]
         coverage, first = acq.request.coverage, acq.next
         at, blocks = self._known(acq.namespace, keys, coverage)
@@ -174,6 +186,8 @@ class Reader:
         waits = stop_at_flight and end < len(keys) and states[end] == BlockState.IN_FLIGHT
         wanted = np.flatnonzero(ready & (at < end)).astype(np.int32)
         chosen = self._within_share(acq, blocks, wanted, states, at)
+        if len(chosen) < len(wanted) and coverage is Coverage.PREFIX:  # BUSY ends the prefix: nothing to wait for.
+            waits = False
         self._lease(acq, blocks[chosen], rows[chosen].ravel(), now)
         if waits:
             self._wait(acq, int(blocks[np.flatnonzero(at == end)[0]]))
@@ -185,6 +199,15 @@ class Reader:
         acq.next = first + len(states)
         self._count(acq.namespace, states)
         return Step(first, states.tobytes(), rows[chosen].ravel(), settled=not waits)
+
+    def _give_up(self, acq: Acquisition) -> Step:
+        """Settles an Acquire whose lease ended while it waited: nothing more can come under that lease."""
+        first, left = acq.next, len(acq.request.keys) - acq.next
+        prefix = acq.request.coverage is Coverage.PREFIX
+        states = np.full(left, BlockState.BEYOND if prefix else BlockState.MISSING, np.uint8)
+        acq.next = len(acq.request.keys)
+        self._count(acq.namespace, states)
+        return Step(first, states.tobytes(), NO_IDS, settled=True)
 
     @staticmethod
     def _end(states: Bytes, coverage: Coverage, *, stop_at_flight: bool) -> int:

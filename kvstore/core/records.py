@@ -47,8 +47,10 @@ class Records:
     # -- making and removing -------------------------------------------------------------------------------------
 
     def new_block(self, namespace: Namespace, key: bytes, slot_bytes: int) -> int | None:
-        """Makes a block without slots, not yet in the index; None if the part table has no room."""
+        """Makes a block without slots, not yet in the index; None if the tables have no room."""
         block = self.blocks.add(key)
+        if block is None:
+            return None
         first = self.parts.add(namespace.parts_per_block, block)
         if first is None:
             self.blocks.remove(block)
@@ -153,7 +155,7 @@ class Records:
         self.leased_bytes += size
 
     def unhold(self, blocks: Ids, now: float) -> None:
-        """Takes one hold from each; frees what was removed meanwhile and what holds no part at all."""
+        """Takes one hold from each, given tail first; frees what was removed meanwhile and what holds no part."""
         holds = self.blocks.holds
         np.subtract.at(holds, blocks, 1)
         idle = np.unique(blocks[holds[blocks] == 0])
@@ -164,15 +166,15 @@ class Records:
         self.evictable_bytes += self._present_bytes(kept)
         for block in idle[gone].tolist():
             self._free_block(block, self.namespaces[int(self.blocks.namespace[block])])
-        if len(kept):
-            self._settle(kept, now)
-
-    def _settle(self, blocks: Ids, now: float) -> None:
-        """Blocks whose last hold ended: empty ones vanish, parked ones return to their cohort's order."""
-        for block in blocks[self.blocks.present[blocks] == 0].tolist():
+        for block in kept[self.blocks.present[kept] == 0].tolist():
             self.unlink(block, Removal.INCOMPLETE)
-        parked = blocks[self.blocks.queue_place[blocks] < 0]
-        for block in parked.tolist():
+        if (self.blocks.queue_place.at[kept] < 0).any():
+            self._unpark(blocks, now)
+
+    def _unpark(self, blocks: Ids, now: float) -> None:
+        """Returns parked blocks whose last hold ended to their cohort's order, in the order given."""
+        idle = blocks[(self.blocks.queue_place.at[blocks] < 0) & (self.blocks.holds[blocks] == 0)]
+        for block in dict.fromkeys(idle.tolist()):
             self._policy_of(block).unpark(np.array([block], np.int32), now)
 
     def _present_bytes(self, blocks: Ids) -> int:

@@ -12,7 +12,8 @@ from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
 
 @dataclass(eq=False)
 class Session:
-    """`open_until` is when it ends unless its stream was opened; None once it is open."""
+    """`open_until` is when it ends unless its stream was opened; None once it is open. `ended` tells a call that
+    outlived its session that it must not lease any more."""
 
     id: bytes
     client: str
@@ -20,6 +21,7 @@ class Session:
     open_until: float | None
     namespaces: dict[int, Namespace] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
+    ended: bool = False
 
     def namespace(self, handle: int) -> Namespace:
         """Raises UnknownNamespace if the session did not attach it."""
@@ -73,6 +75,7 @@ class SessionTable:
 
     def close(self, session: Session) -> None:
         """Takes a session out; its leases are the caller's to end."""
+        session.ended = True
         if self._sessions.pop(session.id, None) is not None:
             for namespace in session.namespaces.values():
                 namespace.sessions -= 1

@@ -1,7 +1,8 @@
 """Making room: which blocks go when slots are needed, and when a page changes its size class.
 
 Rules
-- A namespace within its quota loses nothing to others; over its quota, or without one, it loses by age alone.
+- A namespace within its quota loses nothing to others; over its quota, or without one, it loses by age alone, and no
+  more than what it has above its quota. The one exception is a page that has to change its class (see `_cost`).
 - A class takes victims of its own unless another class's next victim has been idle more than twice as long: then that
   class gives a whole page, the one with the most of its coldest blocks.
 - Each step either frees something or ends the search, so that it cannot spin; what is held is never waited for.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvstore.core.arena import Page
-from kvstore.core.columns import Ids, Longs
+from kvstore.core.columns import ABSENT, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy
 from kvstore.core.namespaces import Namespace
@@ -33,7 +34,25 @@ class Candidate:
     policy: EvictionPolicy
     idle_since: float
     last_resort: bool  # The asking namespace's own, while it is within its quota.
+    parts_per_block: int
+    spare_bytes: int  # What it may lose.
     alone: bool = False  # No other cohort of its class may give.
+
+    def blocks_for(self, count: int) -> int:
+        """How many victims to take at once for `count` slots."""
+        wanted = -(-count // self.parts_per_block)
+        spare = -(-self.spare_bytes // (self.slot_bytes * self.parts_per_block))
+        return max(1, min(wanted, spare, wanted if self.alone else VICTIMS_PER_STEP))
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Slots that a namespace asks for; `within` says that all of them lie within its quota."""
+
+    namespace: Namespace
+    slot_bytes: int
+    count: int
+    within: bool
 
 
 class Space:
@@ -49,7 +68,10 @@ class Space:
             return np.empty(0, np.int64)
         got = [arena.allocate(slot_bytes, owners)]
         missing = len(owners) - len(got[0])
-        while missing and self._make_room(namespace, slot_bytes, count=missing, now=now):
+        while missing:
+            have_bytes = (len(owners) - missing) * slot_bytes
+            if not self._make_room(self._need(namespace, slot_bytes, count=missing, have_bytes=have_bytes), now):
+                break
             got.append(arena.allocate(slot_bytes, owners[len(owners) - missing :]))
             missing -= len(got[-1])
         return np.concatenate(got) if len(got) > 1 else got[0]
@@ -62,7 +84,7 @@ class Space:
         own = sorted(namespace.cohorts.items(), key=lambda item: item[0] != slot_bytes)
         for size, policy in own:
             while (over := namespace.hot_bytes + need_bytes - limit) > 0:
-                victims = policy.take(max(1, min(-(-over // size), VICTIMS_PER_STEP)))
+                victims = policy.take(max(1, min(-(-over // (size * namespace.parts_per_block)), VICTIMS_PER_STEP)))
                 if not len(victims):
                     break
                 self._evict(victims, Removal.QUOTA)
@@ -71,54 +93,64 @@ class Space:
     def evict_any(self, namespace: Namespace, now: float) -> bool:
         """Evicts a few of the coldest blocks of any class; false if nothing may go."""
         for size in list(self._records.cohorts):
-            candidate = self._candidate(size, namespace, need_bytes=0)
+            candidate = self._candidate(size, _Need(namespace, size, VICTIMS_PER_STEP, within=False))
             if candidate is not None and self._take(candidate, VICTIMS_PER_STEP):
                 return True
         return False
 
-    def _make_room(self, namespace: Namespace, slot_bytes: int, *, count: int, now: float) -> bool:
+    @staticmethod
+    def _need(namespace: Namespace, slot_bytes: int, *, count: int, have_bytes: int) -> _Need:
+        """Cuts a need where the namespace's quota ends, so that no slot beyond it is asked for as one within it."""
+        left = (namespace.rules.quota_bytes - namespace.hot_bytes - have_bytes) // slot_bytes
+        return _Need(namespace, slot_bytes, count=min(count, left) if left > 0 else count, within=left > 0)
+
+    def _make_room(self, need: _Need, now: float) -> bool:
         """Frees slots that this class can use, or a page for it; false if nothing could be freed at once."""
-        need = count * slot_bytes
-        donor = self._donor(slot_bytes, namespace, need_bytes=need)
-        own = self._candidate(slot_bytes, namespace, need_bytes=need)
+        donor = self._donor(need)
+        own = self._candidate(need.slot_bytes, need)
         while own is not None and not _donor_first(donor, own, now):
-            if self._take(own, count if own.alone else min(count, VICTIMS_PER_STEP)):
+            if self._take(own, need.count):
                 return True
-            own = self._candidate(slot_bytes, namespace, need_bytes=need)
-        if self._records.arena.take_idle(slot_bytes) or (donor is not None and self._take_page(donor, slot_bytes)):
+            own = self._candidate(need.slot_bytes, need)
+        arena = self._records.arena
+        if arena.take_idle(need.slot_bytes) or (donor is not None and self._take_page(donor, need.slot_bytes)):
             return True
-        return own is not None and self._take(own, count) > 0
+        return own is not None and self._take(own, need.count) > 0
 
     def _take_page(self, donor: Candidate, slot_bytes: int) -> bool:
-        """Moves one page from the donor's class to another; false if held slots keep it, or one is on its way."""
-        if self._records.arena.class_of(slot_bytes).draining_in:
-            return False
-        page = self._coldest_page(donor, slot_bytes)
-        return page is not None and self._reclaim(page, slot_bytes)
+        """Moves one page from the donor's class to another; false if held slots keep it.
 
-    def _candidate(self, slot_bytes: int, asking: Namespace, *, need_bytes: int) -> Candidate | None:
+        While such a page is on its way already, only pages that come at once are taken: the others' blocks would be
+        lost for nothing.
+        """
+        page = self._coldest_page(donor, slot_bytes)
+        if page is None or (self._records.arena.class_of(slot_bytes).draining_in and self._cost(page)[1]):
+            return False
+        return self._reclaim(page, slot_bytes)
+
+    def _candidate(self, slot_bytes: int, need: _Need) -> Candidate | None:
         """The cohort of one class that loses next: the asking namespace's own comes last while it is within quota."""
         found: list[Candidate] = []
-        within = asking.hot_bytes + need_bytes <= asking.rules.quota_bytes
         for index, policy in self._records.cohorts.get(slot_bytes, {}).items():
             owner = self._records.namespaces[index]
-            if owner is not asking and owner.hot_bytes <= owner.rules.quota_bytes:
-                continue
-            since = policy.idle_since()
+            own = owner is need.namespace
+            spare = owner.hot_bytes if own else owner.hot_bytes - owner.rules.quota_bytes
+            since = policy.idle_since() if spare > 0 else None
             if since is not None:
-                found.append(Candidate(slot_bytes, policy, since, last_resort=owner is asking and within))
+                last = own and need.within
+                found.append(Candidate(slot_bytes, policy, since, last, owner.parts_per_block, spare))
         best = min(found, key=lambda c: (c.last_resort, c.idle_since), default=None)
         return best if best is None or len(found) > 1 else replace(best, alone=True)
 
-    def _donor(self, slot_bytes: int, asking: Namespace, *, need_bytes: int) -> Candidate | None:
+    def _donor(self, need: _Need) -> Candidate | None:
         """The cohort of another class whose next victim has been idle longest."""
-        sizes = [size for size in self._records.cohorts if size != slot_bytes]
-        others = [self._candidate(size, asking, need_bytes=need_bytes) for size in sizes]
-        found = [c for c in others if c is not None]
+        sizes = [size for size in self._records.cohorts if size != need.slot_bytes]
+        found = [c for c in (self._candidate(size, need) for size in sizes) if c is not None]
         return min(found, key=lambda c: (c.last_resort, c.idle_since), default=None)
 
     def _take(self, candidate: Candidate, count: int) -> int:
-        victims = candidate.policy.take(count)
+        """Evicts blocks of a cohort for `count` slots; returns how many blocks went."""
+        victims = candidate.policy.take(candidate.blocks_for(count))
         self._evict(victims, Removal.CAPACITY)
         return len(victims)
 
@@ -128,19 +160,24 @@ class Space:
 
     def _coldest_page(self, donor: Candidate, slot_bytes: int) -> Page | None:
         """The donor's page with most of its coldest blocks; protected or held blocks count against a page."""
-        records, arena = self._records, self._records.arena
-        cold = donor.policy.peek(2 * (arena.page_bytes // donor.slot_bytes))
-        if not len(cold):
-            return None
-        places = records.parts.offset[records.blocks.first_part[cold]] // arena.page_bytes
-        numbers, counts = np.unique(places, return_counts=True)
+        arena = self._records.arena
+        slots = 2 * (arena.page_bytes // donor.slot_bytes)
+        cold = donor.policy.peek(max(1, slots // donor.parts_per_block))
+        numbers, counts = np.unique(self._places(cold, donor.parts_per_block), return_counts=True)
         order = numbers[np.argsort(-counts, kind="stable")][:PAGES_EXAMINED]
         pages = [arena.pages[int(n)] for n in order]
-        usable = [p for p in pages if p.slot_bytes and not p.drain_to and p.size_bytes >= slot_bytes]
-        return min(usable, key=self._cost, default=None)
+        return min((p for p in pages if p.size_bytes >= slot_bytes), key=self._cost, default=None)
+
+    def _places(self, blocks: Ids, parts_per_block: int) -> Longs:
+        """The number of the page of each stored part of these blocks."""
+        records = self._records
+        rows = (records.blocks.first_part[blocks][:, None] + np.arange(parts_per_block, dtype=np.int32)).ravel()
+        stored = rows[records.parts.state[rows] != ABSENT]
+        places: Longs = records.parts.offset[stored] // records.arena.page_bytes
+        return places
 
     def _cost(self, page: Page) -> tuple[int, int]:
-        """How much a page's blocks must not go: blocks of namespaces within their quota, then blocks with holds."""
+        """How much a page's blocks must not go: bytes that namespaces would lose of their quota, then held parts."""
         blocks = self._records.blocks
         owners = self._records.parts.block[page.owners()]
         held = int(np.count_nonzero(blocks.holds[owners]))
@@ -148,7 +185,8 @@ class Space:
         shielded = 0
         for index, count in zip(indexes.tolist(), counts.tolist(), strict=True):
             owner = self._records.namespaces[index]
-            shielded += count if owner.hot_bytes <= owner.rules.quota_bytes else 0
+            spare = max(0, owner.hot_bytes - owner.rules.quota_bytes)
+            shielded += max(0, count * page.slot_bytes - spare) if owner.rules.quota_bytes else 0
         return shielded, held
 
     def _reclaim(self, page: Page, slot_bytes: int) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvstore.core.arena import ArenaMap
 from kvstore.core.columns import Ids
-from kvstore.core.counters import NAMESPACE_COUNTERS, Removal
+from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
 from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules, NamespaceTable
@@ -101,8 +101,9 @@ class Store:
             limit=settings.max_namespaces,
             rules_of=rules_of,
             ttl_place=self.records.blocks.ttl_place,
-            on_drop=self.records.forget_namespace,
+            on_drop=self._forget,
         )
+        self._dropped = Counters()
         share = int(settings.max_leased_share * settings.capacity_bytes)
         self.reader = Reader(self.records, self.leases, ReadLimits(share, settings.max_call_bytes))
         self.writer = Writer(self.records, self.leases, Space(self.records), share, settings.max_call_bytes)
@@ -129,8 +130,9 @@ class Store:
         return session.handle_of(self.namespaces.attach(spec, digest))
 
     def end_session(self, session: Session, now: float) -> None:
-        """Ends a session and all its leases at once."""
+        """Ends a session and all its leases at once; its Acquires under way are woken and find that out."""
         self.sessions.close(session)
+        self._effects.extend(Wake(a) for a in self.reader.waiting_in(session))
         for lease_id in sorted(session.leases):
             lease = self.leases.get(lease_id, session.id, float("-inf"))
             if lease is not None:
@@ -254,8 +256,8 @@ class Store:
     # -- looking -------------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Sums of the namespaces' counters."""
-        sums = dict.fromkeys(NAMESPACE_COUNTERS, 0)
+        """Sums of the namespaces' counters, those of namespaces that are gone included."""
+        sums = self._dropped.values()
         for namespace in self.namespaces:
             for name, value in namespace.counters.values().items():
                 sums[name] += value
@@ -293,6 +295,11 @@ class Store:
         """Returns (offsets, lengths, checksums) of parts."""
         columns = self.records.parts
         return columns.offset[parts].tolist(), columns.length[parts].tolist(), columns.checksum[parts].tolist()
+
+    def _forget(self, namespace: Namespace) -> None:
+        for name, value in namespace.counters.values().items():
+            self._dropped.add(name, value)
+        self.records.forget_namespace(namespace)
 
     def _changed(self, block: int) -> None:
         self._effects.extend(Wake(a) for a in self.reader.woken_by(block))

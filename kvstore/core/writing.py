@@ -92,11 +92,22 @@ class _Plan:
     known: Ids
     states: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
     wishes: list[_Wish] = field(default_factory=list)
+    repeats: dict[int, int] = field(default_factory=dict)  # Index of a key given again -> its first index.
+    share_bytes: int = 0  # What may be reserved yet before the leased share ends.
 
     def mark(self, wish: _Wish, state: PartState) -> None:
         """Answers the parts of a wish."""
+        if len(wish.parts) == len(self.chosen):
+            self.states[wish.at] = state
+            return
         for part in wish.parts:
             self.states[wish.at, self.chosen.index(part)] = state
+
+    def answer_repeats(self) -> None:
+        """Answers a key given again as the first time; what that created is in flight."""
+        for at, first in self.repeats.items():
+            row = self.states[first]
+            self.states[at] = np.where(row == PartState.CREATED, np.uint8(PartState.IN_FLIGHT), row)
 
 
 _KNOWN_STATES = {ABSENT: PartState.REFUSED, RESERVED: PartState.IN_FLIGHT, PRESENT: PartState.PRESENT}
@@ -122,6 +133,8 @@ class Writer:
         lease = WriteLease(self.leases.new_id(), session.id, namespace, now + request.lease_s)
         plan = self._plan(namespace, request, chosen, now)
         self._check_size(namespace, plan.wishes)
+        # Before this call's own holds, which end with it and are no leases.
+        plan.share_bytes = self.leased_share_bytes - self.records.leased_bytes - self.records.reserved_bytes
         # Held, so that making room cannot take this call's own blocks.
         own = distinct_tail_first(plan.known[plan.known >= 0])
         self.records.hold(own)
@@ -130,12 +143,13 @@ class Writer:
         if made:
             self._touch_all(namespace, plan.known, now=now, hint=request.hint)
         self.records.unhold(own, now)
+        plan.answer_repeats()
         namespace.counters.add("reserve_calls")
         self._count(namespace, plan.states)
         if not made:
             return Reserved(None, plan.states.tobytes())
         lease.parts = np.concatenate(made)
-        lease.blocks = np.unique(self.records.parts.block[lease.parts])
+        lease.blocks = distinct_tail_first(self.records.parts.block[lease.parts])
         lease.landed, lease.open = bytearray(len(lease.parts)), bytearray(b"\x01" * len(lease.parts))
         self.leases.add(lease)
         session.leases.add(lease.id)
@@ -154,9 +168,9 @@ class Writer:
             states[i] = self._verdict(lease, index)
             if states[i] == PartState.COMMITTED:
                 good.append(i)
-            if states[i] in (PartState.COMMITTED, PartState.LOST):
-                lease.open[index] = 0
-        lost = [indexes[i] for i, s in enumerate(states) if s == PartState.LOST]
+        lost = [index for index, s in zip(indexes, states, strict=True) if s == PartState.LOST and lease.open[index]]
+        for index in [*lost, *(indexes[i] for i in good)]:
+            lease.open[index] = 0
         self.records.abandon(lease.namespace, lease.parts[lost])
         if good:
             sums = np.array([checksums[i] for i in good], np.uint64)
@@ -176,10 +190,10 @@ class Writer:
         self.records.unhold(lease.blocks, now)
 
     def _verdict(self, lease: WriteLease, index: int) -> PartState:
-        if not lease.open[index]:
-            return PartState.PRESENT
         if self.records.blocks.doomed[self.records.parts.block[lease.parts[index]]]:
             return PartState.LOST
+        if not lease.open[index]:
+            return PartState.PRESENT
         return PartState.COMMITTED if lease.landed[index] else PartState.UNFILLED
 
     # -- reserve, step by step -----------------------------------------------------------------------------------
@@ -189,16 +203,16 @@ class Writer:
         self._expire(namespace, request.keys, now)
         known = np.array([namespace.blocks.get(k, -1) for k in request.keys], np.int32)
         plan = _Plan(chosen, request.keys, known, np.zeros((len(request.keys), len(chosen)), np.uint8))
-        seen: set[bytes] = set()
+        seen: dict[bytes, int] = {}
         for at, key in enumerate(request.keys):
             length = request.lengths[at] if request.lengths else namespace.spec.part_bytes
-            if key in seen:  # The same call writes it already.
-                plan.states[at] = PartState.IN_FLIGHT
+            if key in seen:
+                plan.repeats[at] = seen[key]
             elif known[at] < 0:
                 plan.wishes.append(_Wish(at, None, chosen, length))
             else:
                 self._plan_known(plan, at, length)
-            seen.add(key)
+            seen.setdefault(key, at)
         return plan
 
     def _plan_known(self, plan: _Plan, at: int, length: int) -> None:
@@ -250,12 +264,10 @@ class Writer:
             return [], PartState.DRAINING
         if run[0].length > namespace.spec.part_bytes or slot_bytes > self.records.arena.page_bytes:
             return [], PartState.TOO_LARGE
-        need = sum(len(w.parts) for w in run)
+        need = min(sum(len(w.parts) for w in run), max(0, plan.share_bytes // slot_bytes))
         allowed = self.space.shrink(namespace, slot_bytes, need * slot_bytes) // slot_bytes
-        share = self.leased_share_bytes - self.records.leased_bytes - self.records.reserved_bytes
-        afford = max(0, min(allowed, share // slot_bytes))
-        why = PartState.QUOTA if allowed < need and allowed <= share // slot_bytes else PartState.FULL
-        wishes = _leading(run, afford)
+        why = PartState.QUOTA if allowed < need else PartState.FULL
+        wishes = _leading(run, allowed)
         blocks = self._rows(namespace, plan, wishes, slot_bytes=slot_bytes, now=now)
         rows = [self._part_rows(block, wish) for block, wish in zip(blocks, wishes, strict=False)]
         owners = np.concatenate(rows) if rows else np.empty(0, np.int32)
@@ -266,13 +278,14 @@ class Writer:
         for block, wish in list(zip(blocks, wishes, strict=False))[fit:]:
             if wish.block is None:
                 self.records.drop_new_block(namespace, block)
+        plan.share_bytes -= used * slot_bytes
         self._adopt(namespace, plan, blocks[:fit], wishes[:fit], owners=owners[:used], offsets=offsets[:used], now=now)
         return rows[:fit], why
 
     def _rows(
         self, namespace: Namespace, plan: _Plan, wishes: list[_Wish], *, slot_bytes: int, now: float
     ) -> list[int]:
-        """Makes rows for the new blocks of a run; stops early if the part table is full and nothing may go."""
+        """Makes rows for the new blocks of a run; stops early if the tables are full and nothing may go."""
         blocks: list[int] = []
         for wish in wishes:
             block = wish.block

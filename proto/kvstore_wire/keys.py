@@ -126,5 +126,7 @@ def _extra_fields(extras: Extras) -> list[bytes]:
         made.append(field(3, field(1, text(extras.adapter.name)) + field(2, text(extras.adapter.revision))))
     for item in extras.media:
         checked_key(item.content, "media.content")
+        if not -(1 << 63) <= item.offset < 1 << 63:
+            raise InvalidArgument(f"is {item.offset}", field="media.offset", limit="64 bits, signed")
         made.append(field(4, field(1, item.offset.to_bytes(8, "little", signed=True)) + field(2, item.content)))
     return made

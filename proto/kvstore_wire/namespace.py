@@ -121,7 +121,7 @@ class NamespaceSpec:
         rows: list[tuple[str, str, bytes]] = []
         for tag, (name, value) in enumerate(self._values(), start=1):
             encoded = number(value) if isinstance(value, int) else text(value)
-            shown = value.name if isinstance(value, IntEnum) else str(value)
+            shown = value.name if isinstance(value, Kind | Chains | Attention) else _plain(value)
             rows.append((name, shown, field(tag, encoded)))
         for name, value in self.facts:
             pair = field(1, text(name)) + field(2, text(value))
@@ -144,11 +144,13 @@ class NamespaceSpec:
 
     def difference(self, other: NamespaceSpec) -> tuple[str, str, str] | None:
         """Returns (field, own value, other's value) of the first canonical difference, None if there is none."""
-        mine = {name: shown for name, shown, _ in self.canonical_fields()}
-        theirs = {name: shown for name, shown, _ in other.canonical_fields()}
+        absent = ("(absent)", b"")
+        mine = {name: (shown, encoded) for name, shown, encoded in self.canonical_fields()}
+        theirs = {name: (shown, encoded) for name, shown, encoded in other.canonical_fields()}
         for name in [*mine, *(n for n in theirs if n not in mine)]:
-            if mine.get(name) != theirs.get(name):
-                return name, mine.get(name, "(absent)"), theirs.get(name, "(absent)")
+            (own, own_bytes), (yours, your_bytes) = mine.get(name, absent), theirs.get(name, absent)
+            if own_bytes != your_bytes:
+                return name, own, yours
         return None
 
     def to_message(self) -> types.NamespaceSpec:
@@ -202,7 +204,7 @@ def _checked_facts(facts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str],
     for name, value in facts:
         _check_text("facts.name", name, low=1, high=contract.MAX_FACT_NAME_BYTES)
         _check_text(f"facts.{name}", value, low=0, high=contract.MAX_FACT_VALUE_BYTES)
-    ordered = tuple(sorted((str(n), str(v)) for n, v in facts))
+    ordered = tuple(sorted((_plain(n), _plain(v)) for n, v in facts))
     if len({n for n, _ in ordered}) != len(ordered):
         raise InvalidArgument("a fact is given twice", field="facts")
     return ordered
@@ -217,6 +219,11 @@ def _check_text(name: str, value: str, *, low: int, high: int) -> None:
         raise InvalidArgument("is not valid Unicode", field=name) from error
     if not low <= size <= high:
         raise InvalidArgument(f"has {size} bytes", field=name, limit=f"{low}-{high} bytes")
+
+
+def _plain(value: str | int) -> str:
+    """The text itself, also of a member of a text enum, whose str() differs between Python versions."""
+    return str.__str__(value) if isinstance(value, str) else str(int(value))
 
 
 def _check_range(name: str, value: int, *, low: int, high: int) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kvstore.core.columns import Flags, Floats, Ids, Longs
+from kvstore.core.columns import Flags, Floats, Ids, Places
 
 PARKED = -1  # Place of a block that reached the old end while it was held.
 _FIRST_LOG = 64
@@ -51,10 +51,13 @@ class EvictionPolicy(Protocol):
         """Returns up to `count` blocks that would go next, without removing any."""
 
     def unpark(self, blocks: Ids, now: float) -> None:
-        """Says that the holds on these blocks ended; those that were parked can go again."""
+        """Says that the holds on these blocks, given tail first, ended; those that were parked can go again."""
 
     def idle_since(self) -> float | None:
-        """Returns the time of the last touch of the next victim, None if there is none. Compares cohorts."""
+        """Returns the time of the last touch of the next victim, None if there is none. Compares cohorts.
+
+        Held blocks in the way are parked, as by `take`.
+        """
 
     def __len__(self) -> int:
         """Number of blocks in the order, parked ones not counted."""
@@ -63,17 +66,19 @@ class EvictionPolicy(Protocol):
 class BlockQueue:
     """Blocks in the order they were appended, oldest first; appending a block again moves it to the young end.
 
-    An append-only log with lazy deletion: `place[block]` is the index after its live entry, so that an older entry of
-    the same block is known to be stale. The log is compacted when it is full and at least half stale, and doubled
-    otherwise: O(1) amortised a block, a few numpy calls a batch.
-    Owns: the column `place` for the blocks in it (0 = not in it). Blocks of one call must be distinct.
+    An append-only log with lazy deletion: `place[block]` is the number of its live entry, so that an older entry of
+    the same block is known to be stale. Entries are numbered from `_base` on, in numbers no other queue uses. The log
+    is compacted when it is full and at least half stale, and doubled otherwise: O(1) amortised a block, a few numpy
+    calls a batch.
+    Owns: the column of places for the blocks in it (0 = not in it). Blocks of one call must be distinct.
     """
 
-    __slots__ = ("_count", "_head", "_log", "_place", "_tail")
+    __slots__ = ("_base", "_count", "_head", "_log", "_place", "_places", "_tail")
 
-    def __init__(self, place: Longs) -> None:
-        self._place = place
+    def __init__(self, places: Places) -> None:
+        self._places, self._place = places, places.at
         self._log: Ids = np.empty(_FIRST_LOG, np.int32)
+        self._base = places.take(_FIRST_LOG)
         self._head = self._tail = self._count = 0
 
     def __len__(self) -> int:
@@ -88,7 +93,7 @@ class BlockQueue:
         self._count += size - int(np.count_nonzero(place[blocks] > 0))
         self._log[tail : tail + size] = blocks
         self._tail = tail + size
-        place[blocks] = np.arange(tail + 1, tail + size + 1)
+        place[blocks] = np.arange(self._base + tail, self._base + tail + size)
 
     def remove(self, block: int) -> None:
         """Takes a block out; one that is not in it is ignored."""
@@ -96,12 +101,15 @@ class BlockQueue:
             self._count -= 1
         self._place[block] = 0
 
-    def oldest(self) -> int | None:
-        """Returns the oldest block; stale entries before it are dropped."""
+    def oldest(self, holds: Ids) -> int | None:
+        """Returns the oldest block without a hold; stale entries before it are dropped, held blocks parked."""
         while self._head < self._tail:
             block = int(self._log[self._head])
-            if self._place[block] == self._head + 1:
-                return block
+            if self._place[block] == self._base + self._head:
+                if holds[block] == 0:
+                    return block
+                self._place[block] = PARKED
+                self._count -= 1
             self._head += 1
         return None
 
@@ -142,17 +150,18 @@ class BlockQueue:
                 break
         return np.concatenate(found) if found else np.empty(0, np.int32)
 
-    def unpark(self, blocks: Ids) -> None:
-        """Puts those of the blocks that were parked at the young end."""
-        parked = blocks[self._place[blocks] == PARKED]
+    def unpark(self, blocks: Ids) -> Ids:
+        """Puts those of the blocks that were parked at the young end, in their order, and returns them."""
+        parked: Ids = blocks[self._place[blocks] == PARKED]
         if len(parked):
             self.append(parked)
+        return parked
 
     def _chunk(self, start: int, count: int) -> tuple[Ids, Flags]:
         """Returns the next entries and which of them are live."""
         end = min(self._tail, start + max(32, 2 * count))
         chunk = self._log[start:end]
-        return chunk, self._place[chunk] == np.arange(start + 1, end + 1)
+        return chunk, self._place[chunk] == np.arange(self._base + start, self._base + end)
 
     def _leave(self, chunk: Ids, live: Flags, holds: Ids) -> None:
         passed = chunk[live]
@@ -163,11 +172,12 @@ class BlockQueue:
         """Drops stale entries; doubles the log if that leaves it more than half full."""
         start, tail = self._head, self._tail
         entries = self._log[start:tail]
-        kept = entries[self._place[entries] == np.arange(start + 1, tail + 1)]
+        kept = entries[self._place[entries] == np.arange(self._base + start, self._base + tail)]
         length = len(self._log)
         while length < 2 * (len(kept) + size):
             length *= 2
         log = self._log if length == len(self._log) else np.empty(length, np.int32)
         log[: len(kept)] = kept
         self._log, self._head, self._tail = log, 0, len(kept)
-        self._place[kept] = np.arange(1, len(kept) + 1)
+        self._base = self._places.take(length)
+        self._place[kept] = np.arange(self._base, self._base + len(kept))

@@ -37,8 +37,9 @@ class TailFirstLru:
         return self._queue.peek(count, self._columns.holds)
 
     def unpark(self, blocks: Ids, now: float) -> None:
-        self._queue.unpark(blocks)
+        parked = self._queue.unpark(blocks)
+        self._columns.touched[parked] = now  # They stand at the young end, and times follow the order.
 
     def idle_since(self) -> float | None:
-        oldest = self._queue.oldest()
+        oldest = self._queue.oldest(self._columns.holds)
         return None if oldest is None else float(self._columns.touched[oldest])

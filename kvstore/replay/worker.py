@@ -1,0 +1,111 @@
+"""A worker process: takes indexes of requests from its pipe, serves several at once, sends what came of each.
+
+Rules: the parent owns its life. A closed pipe means that the replay is over or the parent is gone: the worker ends at
+once, and the shard drops its leases with its session. Signals meant for the terminal's process group are the parent's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+
+from kvstore.replay.buffers import BufferPool
+from kvstore.replay.decode import Decode
+from kvstore.replay.outcomes import Broken, Outcome
+from kvstore.replay.plan import Plan
+from kvstore.replay.prefill import Prefill
+from kvstore.replay.turns import Turn
+from kvstore_client import AsyncClient, ClientOptions, KvStoreError
+
+READY = b"ready"
+CALL_DEADLINE_MS = 15_000
+
+
+class Role(Enum):
+    """What a worker does with a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, eq=False)
+class Post:
+    """All that a worker is told at its start. `turn_in` and `turn_out` join prefill workers where there are several."""
+
+    role: Role
+    number: int
+    target: str
+    plan: Plan
+    pipe: Connection
+    wait_ms: int
+    turn_in: Connection | None = None
+    turn_out: Connection | None = None
+
+
+def work(post: Post) -> None:
+    """Runs one worker until its pipe closes."""
+    import uvloop
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    uvloop.run(_serve(post))
+
+
+async def _serve(post: Post) -> None:
+    options = ClientOptions(
+        target=post.target, default_deadline_ms=CALL_DEADLINE_MS, name=f"kvstore replay {post.role.value}"
+    )
+    async with AsyncClient(options) as client:
+        serve = _handler(post, client)
+        inbox = Inbox(post.pipe)
+        post.pipe.send_bytes(READY)
+        tasks: set[asyncio.Task[None]] = set()
+        while (index := await inbox.next()) is not None:
+            task = asyncio.create_task(_answer(post.pipe, serve, index))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()
+
+
+def _handler(post: Post, client: AsyncClient) -> Callable[[int], Awaitable[Outcome]]:
+    plan, namespace = post.plan, client.namespace(post.plan.spec())
+    pool = BufferPool(part_bytes=plan.part_bytes, part_count=plan.longest_blocks)
+    if post.role is Role.DECODE:
+        return Decode(plan, namespace, pool=pool, wait_ms=post.wait_ms).run
+    turn = Turn(inbox=post.turn_in, outbox=post.turn_out, first=post.number == 0)
+    return Prefill(plan, namespace, turn=turn, pool=pool, wait_ms=post.wait_ms).run
+
+
+async def _answer(pipe: Connection, serve: Callable[[int], Awaitable[Outcome]], index: int) -> None:
+    try:
+        outcome = await serve(index)
+    except KvStoreError as error:  # The shard or this program refuses the call: no later one would fare better.
+        outcome = Broken(str(error))
+    try:
+        pipe.send(outcome)
+    except OSError:  # The parent has gone; the inbox ends this worker.
+        return
+
+
+class Inbox:
+    """Indexes from the parent, in order; None when the pipe is closed."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._queue: asyncio.Queue[int | None] = asyncio.Queue()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), self._receive)
+
+    async def next(self) -> int | None:
+        return await self._queue.get()
+
+    def _receive(self) -> None:
+        try:
+            index: int | None = int.from_bytes(self._pipe.recv_bytes(), "little")
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            index = None
+        self._queue.put_nowait(index)
