@@ -94,13 +94,14 @@ async def _run(config: Config) -> int:
 
 async def _show_prefault(memory: Any, stopping: asyncio.Event) -> None:
     """Prints how far prefaulting is, every tenth of the arena."""
-    shown = 0
-    while not stopping.is_set() and memory.is_prefaulting:
+    shown, running = 0, True
+    while running and not stopping.is_set():
+        running = memory.is_prefaulting  # Read first, so that the last tenth is shown too.
         tenth = 10 * memory.prefaulted_bytes // memory.capacity_bytes
         if tenth > shown:
             shown = tenth
             print(f"prefaulted {10 * tenth} % of {memory.capacity_bytes} bytes", flush=True)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1 if running else 0)
 
 
 def _exposure(config: Config) -> list[str]:
