@@ -7,16 +7,21 @@ traceback in gRPC's log.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+# gRPC's own fork handlers crash one forked child in ten here (grpcio 1.85), though the child never touches gRPC again.
+# They are decided when gRPC is loaded, so this stands before its import; a value set by the user is kept.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from kvstore_client.deadline import Deadline
-from kvstore_client.errors import ClientClosed, MalformedAnswer
+from kvstore_client.errors import ClientClosed, ForkedClient, MalformedAnswer
 from kvstore_client.options import ClientOptions
 from kvstore_wire import errors
 from kvstore_wire.inline import decode_get
@@ -43,6 +48,7 @@ class Connection:
     """Owns the channel. Make and use it inside one event loop."""
 
     def __init__(self, options: ClientOptions) -> None:
+        _check_not_forked()
         self._channel = _AIO.insecure_channel(options.target, options=_channel_options(options))
         self._target = options.target
         self._calls = {name: _bound(self._channel, method) for name, method in STORE_METHODS.items()}
@@ -120,6 +126,21 @@ class Connection:
             yield
         finally:
             call.cancel()
+
+
+# The process in which gRPC's threads were started; they do not survive a fork, and gRPC cannot start them again.
+_grpc_pid: list[int] = []
+
+
+def _check_not_forked() -> None:
+    if not _grpc_pid:
+        _grpc_pid.append(os.getpid())
+    if _grpc_pid[0] != os.getpid():
+        raise ForkedClient(
+            "gRPC ran before the fork and cannot run in the child: start the process by spawn, or fork before the "
+            "first client is made",
+            field="client",
+        )
 
 
 def error_of(failure: Any, target: str) -> errors.KvStoreError:

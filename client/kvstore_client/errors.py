@@ -28,7 +28,7 @@ class ClientClosed(InvalidArgument):
 
 
 class ForkedClient(InvalidArgument):
-    """The client belongs to the parent process: make a new one in this process."""
+    """The client belongs to the parent process: make a new one, in a process that gRPC can run in."""
 
 
 class Cancelled(DeadlineExceeded):

@@ -41,7 +41,11 @@ class Client:
         self.options = options
         self._inner = AsyncClient(options)
         self._thread = LoopThread("kvstore_client")
-        self._thread.start(self._inner.open()).result()
+        try:
+            self._thread.start(self._inner.open()).result()
+        except KvStoreError:
+            self._thread.stop(1.0)
+            raise
         self._tickets = Tickets(thread=self._thread, queue_bytes=options.queue_bytes, stats=self._inner.counters)
         self._closed = False
         self._at_exit = weakref.finalize(self, _shut, self._pid, self._inner, self._thread, self._tickets, EXIT_MS)
@@ -102,7 +106,10 @@ class Client:
     def check_pid(self) -> None:
         """Raises ForkedClient in a forked child."""
         if os.getpid() != self._pid:
-            raise ForkedClient("was made before the fork: make a new Client in this process", field="client")
+            raise ForkedClient(
+                "was made before the fork: make a new Client in a process that was spawned, or forked earlier",
+                field="client",
+            )
 
     def check(self) -> None:
         """Raises ForkedClient or ClientClosed."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+FINISH_S = 0.2
+
 R = TypeVar("R")
 
 
@@ -47,8 +49,20 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        loop.run_until_complete(_finish_tasks())
     finally:
         loop.close()
+
+
+async def _finish_tasks() -> None:
+    """Lets what gRPC still has to do end by itself, then cancels the rest."""
+    for wait_s, cancels in ((FINISH_S, False), (FINISH_S, True)):
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            if cancels:
+                task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=wait_s)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

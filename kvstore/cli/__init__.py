@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from kvstore.cli import exit_codes
 
-COMMANDS = ("serve",)
+COMMANDS = ("serve", "put", "get", "match", "explain", "stats", "gen", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,10 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"kvcommons {version('kvcommons')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    modules = {name: import_module(f"kvstore.cli.{name}") for name in COMMANDS}
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    # One command needs no other's imports; help and misspellings need them all.
+    names = [name for name in COMMANDS if given[:1] == [name]] or COMMANDS
+    modules = {name: import_module(f"kvstore.cli.{name}") for name in names}
     for module in modules.values():
         module.add_parser(commands)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(given)
     try:
         return int(modules[chosen.command].run(chosen))
     except KeyboardInterrupt:

@@ -28,7 +28,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with options (also: KVSTORE_CONFIG)")
     parser.add_argument("--check", action="store_true", help="check the configuration, print it and exit")
     for option in options():
-        parser.add_argument(option.flag, dest=f"option:{option.key}", metavar="VALUE", help=option.help)
+        parser.add_argument(
+            option.flag, dest=f"option:{option.key}", metavar="VALUE", help=option.help.replace("%", "%%")
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

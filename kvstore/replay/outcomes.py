@@ -20,7 +20,7 @@ class Delivery(NamedTuple):
 class Prefilled(NamedTuple):
     """A request's prefill is done."""
 
-    index: int
+    request: int
     prefix_hits: int
     block_hits: int
     waited_blocks: int  # Of the prefix hits, in flight when they were matched.
@@ -36,7 +36,7 @@ class Prefilled(NamedTuple):
 class Decoded(NamedTuple):
     """A request's decode is done."""
 
-    index: int
+    request: int
     asked_blocks: int
     delivery: Delivery
     failures: tuple[str, ...]

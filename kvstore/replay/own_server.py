@@ -37,15 +37,6 @@ class OwnServer:
         if self._process.poll() is not None:
             raise ServerDied(f"the server died with exit code {self._process.returncode}{self._last_words()}")
 
-    def stop(self) -> None:
-        """Ends the process, by force if it does not go."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
     def _bound(self) -> tuple[str, str]:
         assert self._process.stdout is not None
         said, end_s, descriptor = b"", time.monotonic() + START_S, self._process.stdout.fileno()

@@ -115,7 +115,7 @@ def _outcome(index: int, found: _Findings, delivery: Delivery, *, written_bytes:
     states = b"" if found.reserved is None else found.reserved.states
     accepted = sum(states.count(state) for state in _STORED_PARTS)
     return Prefilled(
-        index=index,
+        request=index,
         prefix_hits=delivery.good_blocks,
         block_hits=found.block_hits,
         waited_blocks=sum(i < delivery.good_blocks for i in found.in_flight),

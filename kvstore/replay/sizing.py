@@ -37,7 +37,7 @@ def slot_bytes(part_bytes: int) -> int:
 
 def size_by_share(share: float, *, distinct_blocks: int, part_bytes: int) -> ShardSize:
     """Returns the shard that holds a share of a trace's distinct blocks. Raises SizingError."""
-    return _checked(ShardSize(slot_bytes(part_bytes), round(share * distinct_blocks)), f"{share:.4%}")
+    return _checked(ShardSize(slot_bytes(part_bytes), round(share * distinct_blocks)), f"{100 * share:g}%")
 
 
 def size_by_bytes(capacity_bytes: int, *, part_bytes: int) -> ShardSize:
@@ -80,9 +80,11 @@ def _power_of_two(number: int) -> int:
 def _checked(size: ShardSize, asked: str) -> ShardSize:
     if size.slot_bytes > MAX_PAGE_BYTES:
         raise SizingError(f"--part-size: is {size.slot_bytes} bytes, above {MAX_PAGE_BYTES}")
-    if size.capacity_bytes < max(MIN_CAPACITY_BYTES, 2 * size.slot_bytes):
+    smallest_bytes = max(MIN_CAPACITY_BYTES, 2 * size.slot_bytes)
+    if size.capacity_bytes < smallest_bytes:
+        larger = slot_bytes(-(-smallest_bytes // max(2, size.capacity_blocks))) // 1024
         raise SizingError(
-            f"--capacity: {asked} is {size.capacity_blocks} blocks of {size.slot_bytes} bytes, below the smallest "
-            f"shard of {max(MIN_CAPACITY_BYTES, 2 * size.slot_bytes)} bytes: give more, or a larger --part-size"
+            f"--capacity: {asked} is {size.capacity_blocks} blocks of {size.slot_bytes} bytes, less than the smallest "
+            f"server of {smallest_bytes} bytes: give more, or --part-size {larger}KiB"
         )
     return size

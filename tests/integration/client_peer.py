@@ -295,7 +295,7 @@ class FaultyPeer:
         if request.WhichOneof("target") == "lease":
             if request.lease.id not in self._reads:
                 raise errors.LeaseExpired("no such lease")
-            states, found, keys = b"", self._reads[request.lease.id], []
+            states, found, keys = b"", self._reads[request.lease.id], list[bytes]()
         else:
             states, found, keys = self._look(request)
         return self._payload(states, found, keys)

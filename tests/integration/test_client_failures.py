@@ -152,7 +152,8 @@ async def test_a_forgotten_session_is_attached_anew_once_for_all(
     attaches = peer.calls["Attach"]
     peer.forget_sessions()
     answers = await asyncio.gather(*(ns.match(BLOCKS) for _ in range(20)), ns.put(keys(1, "x"), [value(0)]))
-    assert [a.failure for a in answers] == [None] * 21
+    failures: list[object] = [a.failure for a in answers]  # type: ignore[attr-defined]
+    assert failures == [None] * 21
     assert peer.calls["Attach"] - attaches == 1
     assert client.stats().reattaches == 1
 
@@ -217,13 +218,14 @@ async def test_answers_of_wrong_length_are_failures(peer: FaultyPeer, ns: AsyncN
         dict.fromkeys(("Match", "Acquire", "Reserve", "Put", "Delete"), shorter), Renew=_no_items, Release=_no_items
     )
     peer.faults.answers["Commit"] = shorter
-    for answer in (
+    answers: list[Any] = [
         await ns.match(BLOCKS),
         await ns.acquire(BLOCKS),
         await ns.reserve(keys(2, "r")),
         await ns.put(keys(2, "p"), VALUES[:2]),
         await ns.delete(keys(2, "d")),
-    ):
+    ]
+    for answer in answers:
         assert isinstance(answer.failure, MalformedAnswer)
         assert not any(answer.states)
     del peer.faults.answers["Acquire"]

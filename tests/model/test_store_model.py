@@ -31,13 +31,14 @@ SPECS: list[tuple[NamespaceSpec, NamespaceRules]] = [
     (opaque_spec("chain", chains=Chains.ORDERED), NamespaceRules()),
 ]
 RULES = {spec.name: rules for spec, rules in SPECS}
-KEYS, CLIENTS = 24, 3
+KEYS, CLIENTS = 16, 3
 EVICTIONS = (Removal.CAPACITY.value, Removal.PAGE.value, Removal.QUOTA.value)
 
 spaces = st.sampled_from([spec.name for spec, _ in SPECS])
 numbers = st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=10)
 runs = st.integers(0, KEYS - 1).flatmap(lambda a: st.integers(a + 1, KEYS).map(lambda b: list(range(a, b))))
-chains = st.one_of(numbers, runs)
+heads = st.integers(1, KEYS).map(lambda end: list(range(end)))
+chains = st.one_of(heads, runs, numbers)
 clients = st.integers(0, CLIENTS - 1)
 times = st.sampled_from([0.1, 0.3, 2.0, 20.0])
 lengths_of_values = st.sampled_from([0, 3000, 4097, 20 * KIB, 60 * KIB, PAGE_BYTES, PAGE_BYTES + 1])

@@ -1,0 +1,146 @@
+"""A whole replay: a shard, workers, the run and its report. Nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from kvstore.replay.crew import CrewSize, crew_at_work
+from kvstore.replay.dispatch import Dispatch, Pace
+from kvstore.replay.faults import ServerSilent
+from kvstore.replay.own_server import OwnServer, own_server
+from kvstore.replay.plan import Plan, plan_of
+from kvstore.replay.report import Report, gauge, percentiles
+from kvstore.replay.sampler import Sampler, sampling
+from kvstore.replay.sizing import ShardSize, server_flags, slot_bytes
+from kvstore.replay.tally import Tally
+from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
+from kvstore.workload.trace import Trace
+from kvstore_client import Client, ClientOptions
+from kvstore_wire.errors import PeerError
+
+SALT_BYTES = 16
+HELLO_MS = 3000
+SILENT_S = 5.0  # Nothing but failed calls for so long: ask whether the server is still there.
+
+
+@dataclass(frozen=True)
+class ExistingServer:
+    """A shard that runs already. `admin_target` may be wrong: then evictions stay unknown."""
+
+    target: str
+    admin_target: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a replay is told. `shard`: the size of the shard to start, or where one runs."""
+
+    shard: ShardSize | ExistingServer
+    part_bytes: int
+    crew: CrewSize
+    pace: Pace
+    wait_ms: int
+
+
+Watch = Callable[[Tally, float], None]
+
+
+def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
+    """Replays a trace and returns what came of it; `watch` is told the tally and the seconds so far, often.
+
+    Raises ReplayError, and KvStoreError where an existing shard refuses what is asked.
+    """
+    plan = plan_of(trace, part_bytes=settings.part_bytes, salt=os.urandom(SALT_BYTES))
+    with ExitStack() as stack:
+        shard = stack.enter_context(_shard(settings.shard, plan))
+        crew = stack.enter_context(crew_at_work(settings.crew, plan, target=shard.target, wait_ms=settings.wait_ms))
+        ceiling = infinite_hit_rate(trace)  # While the workers start.
+        sampler = stack.enter_context(sampling(shard.admin_target))
+        capacity = _capacity(settings, sampler)
+        expected = _expected(trace, capacity)
+        crew.wait_ready()
+        start_s = time.monotonic()
+
+        def check(tally: Tally) -> None:
+            shard.check(tally)
+            watch(tally, time.monotonic() - start_s)
+
+        dispatch = Dispatch(plan, crew, pace=settings.pace, check=check)
+        elapsed_s = dispatch.run()
+        sampler.sample()
+    tally = dispatch.tally
+    return Report(
+        tally=tally,
+        elapsed_s=elapsed_s,
+        latest_s=dispatch.latest_s,
+        distinct_blocks=trace.distinct_blocks(),
+        capacity_bytes=None if capacity is None else capacity.capacity_bytes,
+        capacity_blocks=None if capacity is None else capacity.capacity_blocks,
+        expected=expected,
+        ceiling=ceiling,
+        samples=sampler.samples,
+        match=percentiles(tally.match_ms),
+        get=percentiles(tally.get_ms),
+        put=percentiles(tally.put_ms),
+    )
+
+
+class _Shard:
+    """The shard of a replay, own or not, and how to tell that it is gone."""
+
+    def __init__(self, target: str, admin_target: str, own: OwnServer | None, plan: Plan) -> None:
+        self.target, self.admin_target = target, admin_target
+        self._own, self._plan = own, plan
+        self._failed_calls = self._done = 0
+        self._good_s = time.monotonic()
+
+    def check(self, tally: Tally) -> None:
+        """Raises ServerDied, or ServerSilent where calls do nothing but fail and a call of our own does too."""
+        if self._own is not None:
+            self._own.check()
+        now_s = time.monotonic()
+        done = tally.prefilled + tally.decoded
+        if done - self._done > tally.failed_calls - self._failed_calls or tally.failed_calls == self._failed_calls:
+            self._good_s = now_s
+        self._done, self._failed_calls = done, tally.failed_calls
+        if now_s - self._good_s > SILENT_S:
+            say_hello(self.target, self._plan)
+            self._good_s = now_s
+
+
+@contextmanager
+def _shard(chosen: ShardSize | ExistingServer, plan: Plan) -> Iterator[_Shard]:
+    if isinstance(chosen, ExistingServer):
+        say_hello(chosen.target, plan)
+        yield _Shard(chosen.target, chosen.admin_target, None, plan)
+        return
+    with own_server(server_flags(chosen, plan)) as own:
+        yield _Shard(own.target, own.admin_target, own, plan)
+
+
+def say_hello(target: str, plan: Plan) -> None:
+    """Asks a shard for one block. Raises ServerSilent if none answers, KvStoreError if it refuses."""
+    with Client(ClientOptions(target=target)) as client:
+        failure = client.namespace(plan.spec()).match([bytes(32)], deadline_ms=HELLO_MS).failure
+    if isinstance(failure, PeerError):
+        raise ServerSilent(f"no server answers at {target}: {failure.message.rsplit(': ', 1)[-1]}")
+    if failure is not None:
+        raise failure
+
+
+def _capacity(settings: Settings, sampler: Sampler) -> ShardSize | None:
+    if isinstance(settings.shard, ShardSize):
+        return settings.shard
+    capacity_bytes = gauge(sampler.samples, "capacity_bytes")
+    if capacity_bytes is None:
+        return None
+    slot = slot_bytes(settings.part_bytes)
+    return ShardSize(slot, capacity_bytes // slot)
+
+
+def _expected(trace: Trace, capacity: ShardSize | None) -> HitRates | None:
+    return None if capacity is None or not capacity.capacity_blocks else tail_first_lru(trace, capacity.capacity_blocks)

@@ -1,0 +1,185 @@
+"""The replay with real server and worker processes, on short generated loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli import exit_codes, main
+from kvstore.replay.crew import CrewSize, crew_at_work
+from kvstore.replay.dispatch import Dispatch, Pace
+from kvstore.replay.faults import WorkerDied
+from kvstore.replay.plan import plan_of
+from kvstore.workload.generate import generate_trace
+from kvstore.workload.profiles import CHAT
+from kvstore.workload.reuse import tail_first_lru
+from kvstore_client import Client, ClientOptions
+from tests.integration.shard import closed_address, shard
+
+pytestmark = pytest.mark.integration
+
+LOAD = ["gen:chat", "--rate", "2", "--seconds", "100", "--capacity", "10%"]
+START_S = 20.0
+END_S = 10.0
+
+
+def test_hits_are_those_of_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot, figures = tmp_path / "plot.png", tmp_path / "figures.json"
+    assert main(["replay", *LOAD, "--json", str(figures), "--plot", str(plot)]) == exit_codes.OK
+    found = json.loads(figures.read_text())
+    trace = generate_trace(CHAT, rate=2, seconds=100)
+    expected = tail_first_lru(trace, found["capacity_blocks"])
+    assert found["capacity_bytes"] == round(0.1 * trace.distinct_blocks()) * 4096
+    assert found["prefix_hit_rate"] == pytest.approx(expected.prefix, abs=0.002)
+    assert found["block_hit_rate"] - found["prefix_hit_rate"] < 0.001
+    assert found["expected_prefix_hit_rate"] == expected.prefix
+    assert found["tokens_saved"] == round(found["prefix_hit_rate"] * found["accesses"]) * CHAT.block_tokens
+    assert found["wrong_bytes"] == 0
+    assert found["failed_calls"] == 0
+    assert found["decode_good_blocks"] == found["decode_asked_blocks"] == trace.accesses()
+    assert found["evictions"]["capacity"] > 0
+    assert found["get_p50_ms"] <= found["get_p99_ms"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr().out
+    assert "wrong bytes: 0" in said
+    assert str(plot) in said
+
+
+def test_several_workers_keep_the_order_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    workers = ["--prefill", "2", "--decode", "2", "--in-flight", "12", "--limit", "150"]
+    assert main(["replay", *LOAD, *workers, "--no-plot", "--json", "-"]) == exit_codes.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["prefix_hit_rate"] == pytest.approx(found["expected_prefix_hit_rate"], abs=0.005)
+    assert (found["requests"], found["wrong_bytes"], found["failed_calls"]) == (150, 0, 0)
+
+
+def test_a_running_server_is_used_at_the_pace_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with shard("64MiB") as server:
+        where = ["--server", server.target, "--admin", server.admin_target]
+        load = ["gen:chat", "--rate", "2", "--seconds", "20", "--part-size", "8KiB"]
+        assert main(["replay", *load, *where, "--speed", "20x", "--no-plot", "--json", "-"]) == exit_codes.OK
+        server.check()
+    found = json.loads(capsys.readouterr().out)
+    assert found["capacity_bytes"] == 64 << 20
+    assert found["prefix_hit_rate"] == found["expected_prefix_hit_rate"]
+    span_s = generate_trace(CHAT, rate=2, seconds=20).span_s()
+    assert found["elapsed_s"] >= span_s / 20
+
+
+def test_bytes_that_nobody_wrote_are_counted_as_wrong() -> None:
+    trace = generate_trace(CHAT, rate=1, seconds=10)
+    plan = plan_of(trace, part_bytes=4096, salt=b"known")
+    with shard() as server:
+        with Client(ClientOptions(target=server.target)) as client:
+            assert client.namespace(plan.spec()).put(plan.keys(0)[:1], [b"\x00" * 4096]).ok
+        with crew_at_work(CrewSize(), plan, target=server.target, wait_ms=1000) as crew:
+            crew.wait_ready()
+            dispatch = Dispatch(plan, crew, pace=Pace(in_flight=2), check=lambda tally: None)
+            dispatch.run()
+    assert dispatch.tally.wrong_bytes > 4000
+    assert dispatch.tally.prefilled == dispatch.tally.decoded == len(trace.requests)
+
+
+def test_a_dead_server_ends_the_replay(tmp_path: Path) -> None:
+    replay = _start(tmp_path)
+    os.kill(_child(replay, "serve"), signal.SIGKILL)
+    out, err = replay.communicate(timeout=30)
+    assert replay.returncode == exit_codes.FAILED
+    assert "kvstore replay: the server died with exit code -9" in err
+    assert "Traceback" not in out + err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    replay = _start(tmp_path)
+    children = _descendants(replay.pid)
+    assert len(children) >= 3
+    replay.send_signal(number)
+    _, err = replay.communicate(timeout=30)
+    assert replay.returncode == exit_codes.INTERRUPTED
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+    assert _left_of(children) == []
+
+
+def test_a_killed_parent_takes_its_children_along(tmp_path: Path) -> None:
+    replay = _start(tmp_path)
+    children = _descendants(replay.pid)
+    replay.kill()
+    replay.communicate(timeout=30)
+    assert _left_of(children) == []
+
+
+def test_a_missing_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    load = ["gen:chat", "--seconds", "20"]
+    assert main(["replay", *load, "--server", closed_address()]) == exit_codes.UNREACHABLE
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("kvstore replay: no server answers at 127.0.0.1:")
+
+
+def test_a_dead_worker_ends_the_run() -> None:
+    plan = plan_of(generate_trace(CHAT, rate=1, seconds=10), part_bytes=4096, salt=b"s")
+    with shard() as server, crew_at_work(CrewSize(), plan, target=server.target, wait_ms=1000) as crew:
+        crew.wait_ready()
+        for pid in _descendants(os.getpid()):
+            if "spawn_main" in _command(pid):
+                os.kill(pid, signal.SIGKILL)
+        dispatch = Dispatch(plan, crew, pace=Pace(in_flight=2), check=lambda tally: None)
+        with pytest.raises(WorkerDied):
+            dispatch.run()
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    """Starts a replay that would take minutes, and returns once its workers are at it."""
+    command = [sys.executable, "-m", "kvstore", "replay", "gen:chat", "--speed", "1x", "--plot", "p.png"]
+    replay = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    end_s = time.monotonic() + START_S
+    while sum("spawn_main" in _command(pid) for pid in _descendants(replay.pid)) < 2:
+        assert replay.poll() is None, replay.communicate()
+        assert time.monotonic() < end_s, "the workers did not start"
+        time.sleep(0.05)
+    time.sleep(1.0)
+    return replay
+
+
+def _child(replay: subprocess.Popen[str], word: str) -> int:
+    return next(pid for pid in _descendants(replay.pid) if word in _command(pid).split("\0"))
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _left_of(processes: list[int]) -> list[int]:
+    """Returns those that still run, after the time that an orderly end may take."""
+    end_s = time.monotonic() + END_S
+    while any(map(_runs, processes)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return [pid for pid in processes if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

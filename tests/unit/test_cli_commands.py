@@ -1,0 +1,184 @@
+"""Subcommands that need no server, and what users get wrong."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli import COMMANDS, exit_codes, main
+from kvstore.cli.command_errors import CommandError
+from kvstore.cli.key_args import add_key_flags, keys_of, read_tokens
+from kvstore.cli.stats_view import match_hit_rate, quantile_us
+from kvstore.workload.formats import read_trace
+from kvstore.workload.generate import generate_trace
+from kvstore.workload.profiles import CHAT
+from kvstore_client import Geometry, Kind, NamespaceSpec, chain_keys, root_key
+
+KV = NamespaceSpec(name="n", model="m", part_bytes=8, geometry=Geometry(4, "uint8", 1, 1, 1))
+OPAQUE = NamespaceSpec(name="n", model="m", part_bytes=8, kind=Kind.OPAQUE)
+FILE = """\
+name = "{name}"
+model = "{model}"
+part_bytes = 8
+[geometry]
+block_tokens = 4
+dtype = "uint8"
+layers = 1
+kv_heads = 1
+head_dim = 1
+"""
+
+
+def _keys(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_key_flags(parser)
+    return parser.parse_args(arguments)
+
+
+def _namespace(folder: Path, *, name: str = "n", model: str = "m") -> str:
+    path = folder / f"{name}-{model}.toml"
+    path.write_text(FILE.format(name=name, model=model))
+    return str(path)
+
+
+def test_keys_are_hex_text_or_tokens() -> None:
+    assert keys_of(_keys("ab" * 32), OPAQUE) == [b"\xab" * 32]
+    assert keys_of(_keys("--text", "héllo"), OPAQUE) == [hashlib.sha256("héllo".encode()).digest()]
+    assert keys_of(_keys("--tokens", "1,2,3,4,5,6,7,8,9"), KV) == chain_keys(KV, range(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec", "said"),
+    [
+        (["xyz"], OPAQUE, "is not hex"),
+        (["ab" * 15], OPAQUE, "has 15 bytes"),
+        (["--tokens", "1,2,3,4"], OPAQUE, "only namespaces of kind kv"),
+        (["--tokens", "1,2,3"], KV, "3 tokens fill no block of 4"),
+        (["--tokens", "1,2,3,x"], KV, "'x' is not a token number"),
+        (["--tokens", "1,2,3,4294967296"], KV, "out of range"),
+        (["--tokens", "9" * 5000], KV, "is not a token number"),
+    ],
+)
+def test_a_bad_key_is_named(arguments: list[str], spec: NamespaceSpec, said: str) -> None:
+    with pytest.raises(CommandError, match=said):
+        keys_of(_keys(*arguments), spec)
+
+
+def test_tokens_may_stand_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("[1, 2,\n 3 4]\n")
+    assert read_tokens(f"@{path}", "--tokens") == [1, 2, 3, 4]
+
+
+def test_explain_offline_shows_fields_digests_and_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ["explain", "--namespace-file", _namespace(tmp_path), "--tokens", "1,2,3,4,5", "--offline"]
+    assert main(common) == exit_codes.OK
+    said = capsys.readouterr().out
+    key = chain_keys(KV, [1, 2, 3, 4])[0]
+    for text in (KV.digest.hex(), root_key(KV).hex(), key.hex(), "geometry.block_tokens", "1 tokens left over"):
+        assert text in said
+    assert main([*common, "--json"]) == exit_codes.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["digest"] == KV.digest.hex()
+    assert found["blocks"] == [{"key": key.hex()}]
+
+
+def test_explain_names_the_first_field_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = _namespace(tmp_path), _namespace(tmp_path, model="m2")
+    assert main(["explain", "--namespace-file", one, "--against", other]) == exit_codes.FAILED
+    assert "first difference: model: 'm' here, 'm2' there" in capsys.readouterr().out
+    renamed = _namespace(tmp_path, name="another")
+    assert main(["explain", "--namespace-file", one, "--against", renamed]) == exit_codes.OK
+    assert "the same namespace" in capsys.readouterr().out
+
+
+def test_gen_prints_what_the_generator_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "chat.jsonl"
+    assert main(["gen", "chat", "--rate", "1", "--seconds", "30", "--seed", "5", "-o", str(path)]) == exit_codes.OK
+    assert main(["gen", "chat", "--rate", "1", "--seconds", "30", "--seed", "5"]) == exit_codes.OK
+    assert capsys.readouterr().out == path.read_text()
+    read, made = read_trace(path), generate_trace(CHAT, seed=5, rate=1, seconds=30)
+    assert [r.block_ids.tolist() for r in read.requests] == [r.block_ids.tolist() for r in made.requests]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gen", "api", "--seconds", "-1"], "--seconds: is -1.0"),
+        (["gen", "api", "--rate", "nan"], "--rate: is nan"),
+        (["gen", "api", "--seed", "-3"], "--seed: is -3"),
+        (["gen", "api", "--seconds", "1e-6"], "no session arrives"),
+        (["gen", "api", "-o", "/nowhere/x"], "/nowhere/x: No such file"),
+        (["put", "--text", "a", "/nowhere/x"], "/nowhere/x: No such file"),
+        (["put", "--text", "a", "/dev/null", "--timeout", "5"], "--timeout: '5' is not a duration"),
+        (["get", "--text", "a", "--server", "here"], "needs a host and a port"),
+        (["get", "--text", "a", "--part-bytes", "0"], "part_bytes: is 0"),
+        (["stats", "--admin", "here"], "needs a host and a port"),
+        (["stats", "--interval", "1ms"], "--interval: 1ms is outside"),
+        (["replay", "/nowhere/x"], "/nowhere/x: No such file"),
+        (["replay", "gen:web"], "'gen:web' is not one of gen:agent, gen:api, gen:chat"),
+        (["replay", "gen:api", "--speed", "fast"], "--speed: 'fast' is neither max nor"),
+        (["replay", "gen:api", "--speed", "0x"], "--speed: '0x' is neither max nor"),
+        (["replay", "gen:api", "--capacity", "120%"], "--capacity: 120% is above 100%"),
+        (["replay", "gen:api", "--capacity", "lots"], "--capacity: 'lots' is not a size"),
+        (["replay", "gen:api", "--seconds", "9", "--capacity", "1%"], "less than the smallest server"),
+        (["replay", "gen:api", "--capacity", "10%", "--server", "127.0.0.1:1"], "--capacity: is a running server's"),
+        (["replay", "gen:api", "--part-size", "1GiB"], "--part-size: is 1073741824 bytes, above 67108864"),
+        (["replay", "gen:api", "--limit", "0"], "--limit: is 0, below 1"),
+        (["replay", "gen:api", "--prefill", "0"], "--prefill: is 0, outside 1..64"),
+        (["replay", "gen:api", "--plot", "/nowhere/x.png"], "/nowhere/x.png: cannot be written"),
+        (["replay", "gen:api", "--no-plot", "--json", "/nowhere/x"], "/nowhere/x: cannot be written"),
+        (["replay", __file__], "line 1: line: is not JSON"),
+        (["replay", __file__, "--rate", "3"], "--rate and --seconds: shape a generated load"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == exit_codes.USAGE
+    found = capsys.readouterr()
+    assert len(found.err.splitlines()) == 1
+    assert found.err.startswith(f"kvstore {arguments[0]}: ")
+    assert said in found.err
+    assert found.out == ""
+
+
+def test_a_broken_gzip_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"timestamp": 0}\n' * 1000)[:-20])
+    assert main(["replay", str(path)]) == exit_codes.USAGE
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert f"kvstore {command}" in said
+    assert command == "serve" or "examples:" in said
+
+
+def test_an_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bogus"])
+    assert ended.value.code == exit_codes.USAGE
+    assert all(command in capsys.readouterr().err for command in COMMANDS[:1])
+
+
+def test_quantiles_are_upper_bounds_of_buckets() -> None:
+    buckets = [0] * 32
+    assert quantile_us(buckets, 0.5) is None
+    buckets[3], buckets[10] = 98, 2
+    assert (quantile_us(buckets, 0.5), quantile_us(buckets, 0.99)) == (8, 1024)
+    buckets[31] = 1000
+    assert quantile_us(buckets, 0.99) == 1 << 30
+
+
+def test_a_hit_rate_of_nothing_is_none() -> None:
+    assert match_hit_rate({}) is None
+    assert match_hit_rate({"match_asked_blocks": 4, "match_hit_blocks": 1}) == 0.25
