@@ -28,9 +28,10 @@ CHANNEL_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_mess
 
 @dataclass(frozen=True)
 class Running:
-    """A server process: its data door, its pid."""
+    """A server process: its doors, its pid."""
 
     target: str
+    admin: str
     pid: int
 
     def status_bytes(self, name: str) -> int:
@@ -62,13 +63,13 @@ def serving(capacity: str, *flags: str) -> Iterator[Running]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        target = ""
+        target = admin = ""
         for line in process.stdout:
             if line.startswith("listening on "):
-                target = line.split()[2].rstrip(";,")
+                target, admin = line.split()[2].rstrip(";,"), line.split()[-1]
             if "prefaulted 100 %" in line or ("off" in flags and target):
                 break
-        yield Running(target, process.pid)
+        yield Running(target, admin, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=30)

@@ -216,6 +216,33 @@ class Records:
 
     # -- checking ------------------------------------------------------------------------------------------------
 
+    def account_fault(self) -> str:
+        """Recounts the arena's bytes from the tables; returns what disagrees, empty if nothing does.
+
+        Costs a few milliseconds a million blocks: for idle time in production, where `check` would take seconds.
+        """
+        blocks, rows = self.blocks, len(self.blocks.key)
+        slot = blocks.slot_units[:rows].astype(np.int64) * SLOT_UNIT_BYTES
+        present, held = blocks.present[:rows] * slot, blocks.holds[:rows] > 0
+        counted = {
+            "reserved": int((blocks.reserved[:rows] * slot).sum()),
+            "leased": int(present[held].sum()),
+            "evictable": int(present[~held].sum()),
+            "free": self.arena.free_bytes(),
+            "of namespaces": self.arena.capacity_bytes - self.free_bytes,
+        }
+        kept = {
+            "reserved": self.reserved_bytes,
+            "leased": self.leased_bytes,
+            "evictable": self.evictable_bytes,
+            "free": self.free_bytes,
+            "of namespaces": sum(n.hot_bytes for n in self.namespaces.values()),
+        }
+        wrong = [f"{name}: counted {counted[name]}, kept {kept[name]}" for name in kept if counted[name] != kept[name]]
+        if blocks.holds[:rows].min(initial=0) < 0:
+            wrong.append("a block has a negative number of holds")
+        return "; ".join(wrong)
+
     def check(self) -> None:
         """Raises AssertionError unless every table agrees with every other. Costs the number stored: for idle time."""
         self.arena.check()

@@ -24,10 +24,11 @@ class AdminHandlers:
     def get_stats(self, request: pb.GetStatsRequest, call: Call) -> pb.Stats:
         store = self._shell.store
         gauges = store.gauges() | {"prefaulted_bytes": self._shell.memory.prefaulted_bytes}
+        audits = {"audits": self._shell.audits, "audit_faults": self._shell.audit_faults}
         return pb.Stats(
             generation=self._shell.generation,
             uptime_ms=int((self._shell.now() - self._started) * 1000),
-            counters=_counts(store.counters()),
+            counters=_counts(store.counters() | audits),
             gauges=_counts(gauges),
             latencies=self._shell.latencies.messages(),
         )

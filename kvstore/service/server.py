@@ -22,6 +22,7 @@ from kvstore_wire.v1 import block_store_pb2 as pb
 
 _LOG = logging.getLogger("kvstore.server")
 TICK_S = 0.1
+AUDIT_S = 10.0  # Between recounts of the arena, made only while no lease is open.
 STOP_GRACE_S = 1.0
 
 
@@ -102,9 +103,13 @@ class Server:
         return bound
 
     async def _tick(self) -> None:
+        audited = self.shell.now()
         while True:
             await asyncio.sleep(TICK_S)
             self.shell.tick()
+            if self.shell.now() - audited >= AUDIT_S and not len(self.shell.store.leases):
+                self.shell.audit()
+                audited = self.shell.now()
 
     def _set_ready(self, healthy: bool) -> None:
         healthy = healthy and not self.shell.draining

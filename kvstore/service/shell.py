@@ -7,6 +7,7 @@ without awaiting in between, so that each call is atomic.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
 
+_LOG = logging.getLogger("kvstore.shell")
 MAX_NOTICES = 1024  # A client that does not read loses the oldest; notices are advice, leases end without them.
 
 
@@ -64,6 +66,8 @@ class Shell:
     latencies: Latencies = field(default_factory=Latencies)
     boards: dict[bytes, NoticeBoard] = field(default_factory=dict)
     draining: bool = False
+    audits: int = 0
+    audit_faults: int = 0
     _waiters: dict[int, asyncio.Event] = field(default_factory=dict)
 
     @property
@@ -99,6 +103,14 @@ class Shell:
         """Lets the core end what ran out."""
         self.store.tick(self.now())
         self.settle()
+
+    def audit(self) -> None:
+        """Recounts the arena's bytes. A difference is a fault of the program: loud, counted, never repaired."""
+        self.audits += 1
+        fault = self.store.records.account_fault()
+        if fault:
+            self.audit_faults += 1
+            _LOG.error("the arena's account is wrong: %s", fault)
 
     async def wait_for_change(self, acquisition: Acquisition, until: float) -> bool:
         """Waits until the Acquire's block changed; false if `until` came first."""
