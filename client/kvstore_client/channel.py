@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 # gRPC's own fork handlers crash one forked child in ten here (grpcio 1.85), though the child never touches gRPC again.
@@ -66,9 +66,10 @@ class Connection:
         """Yields the parsed answers of a server-streaming method. Raises KvStoreError."""
         deadline.check(f"calling {name}")
         call = self._calls[name](request.SerializeToString(), timeout=deadline.remaining_s())
-        with self._cancelled_with(call), self._mapped():
-            async for raw in call:
-                yield _parsed(STORE_METHODS[name].response, raw)
+        async with _ended(call):
+            with self._mapped():
+                async for raw in call:
+                    yield _parsed(STORE_METHODS[name].response, raw)
 
     async def payload(
         self, request: store.GetRequest, deadline: Deadline
@@ -76,9 +77,10 @@ class Connection:
         """Yields the messages of a Get stream, payload as views. Raises KvStoreError."""
         deadline.check("calling Get")
         call = self._calls["Get"](request.SerializeToString(), timeout=deadline.remaining_s())
-        with self._cancelled_with(call), self._mapped():
-            async for raw in call:
-                yield _decoded(raw)
+        async with _ended(call):
+            with self._mapped():
+                async for raw in call:
+                    yield _decoded(raw)
 
     async def send(self, messages: Iterator[bytes], deadline: Deadline) -> store.PutResponse:
         """Sends a Put stream of coded messages and returns the answer. Raises KvStoreError."""
@@ -91,13 +93,14 @@ class Connection:
     async def pulse(self, session: bytes) -> AsyncGenerator[store.SessionNotice, None]:
         """Holds the session's stream open and yields its notices until it breaks. Raises KvStoreError."""
         call = self._calls["Session"]()
-        with self._cancelled_with(call), self._mapped():
-            await call.write(store.SessionPulse(session=session).SerializeToString())
-            while (raw := await call.read()) is not _AIO.EOF:
-                yield _parsed(store.SessionNotice, raw)
-            status = await call.code()
-            if status is not grpc.StatusCode.OK:
-                raise errors.Unreachable(f"the session's stream ended with {status.name}")
+        async with _ended(call):
+            with self._mapped():
+                await call.write(store.SessionPulse(session=session).SerializeToString())
+                while (raw := await call.read()) is not _AIO.EOF:
+                    yield _parsed(store.SessionNotice, raw)
+                status = await call.code()
+                if status is not grpc.StatusCode.OK:
+                    raise errors.Unreachable(f"the session's stream ended with {status.name}")
 
     async def close(self, grace_s: float) -> None:
         """Closes the channel; calls still out after `grace_s` end as closed."""
@@ -120,12 +123,15 @@ class Connection:
         except asyncio.InvalidStateError as error:
             raise errors.Unreachable(f"{self._target} ended the stream") from error
 
-    @contextmanager
-    def _cancelled_with(self, call: Any) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            call.cancel()
+
+@asynccontextmanager
+async def _ended(call: Any) -> AsyncIterator[None]:
+    """Ends a streaming call with the block, and waits for its end: gRPC must owe nothing to a loop that may close."""
+    try:
+        yield
+    finally:
+        if call.cancel():
+            await call.code()
 
 
 # The process in which gRPC's threads were started; they do not survive a fork, and gRPC cannot start them again.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvstore.replay.crew import CrewSize, crew_at_work
 from kvstore.replay.dispatch import Dispatch, Pace
-from kvstore.replay.faults import ServerSilent
+from kvstore.replay.faults import ServerDied, ServerSilent
 from kvstore.replay.own_server import OwnServer, own_server
 from kvstore.replay.plan import Plan, plan_of
 from kvstore.replay.report import Report, gauge, percentiles
@@ -99,7 +99,7 @@ class _Shard:
         self._good_s = time.monotonic()
 
     def check(self, tally: Tally) -> None:
-        """Raises ServerDied, or ServerSilent where calls do nothing but fail and a call of our own does too."""
+        """Raises ServerDied where its process ended, or calls do nothing but fail and one of our own does too."""
         if self._own is not None:
             self._own.check()
         now_s = time.monotonic()
@@ -108,8 +108,14 @@ class _Shard:
             self._good_s = now_s
         self._done, self._failed_calls = done, tally.failed_calls
         if now_s - self._good_s > SILENT_S:
-            say_hello(self.target, self._plan)
+            self._ask_whether_it_lives()
             self._good_s = now_s
+
+    def _ask_whether_it_lives(self) -> None:
+        try:
+            say_hello(self.target, self._plan)
+        except ServerSilent as error:
+            raise ServerDied(f"the server died: {error}") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,7 +109,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def slots_lie_apart_and_inside_their_pages(self) -> None:
         spans = sorted((o, o + self.pages[o // PAGE].slot_bytes) for o in self.owner)
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
         assert all(start // PAGE == (end - 1) // PAGE and end <= CAPACITY for start, end in spans)
 
     @invariant()

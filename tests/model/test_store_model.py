@@ -54,9 +54,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         self.store = self.shard.store
         keeper = self.shard.client()  # Keeps the namespaces in use when all others are gone.
-        self.spaces = {
-            spec.name: NaiveNamespace(keeper.attach(spec), ttl_s=rules.ttl_s) for spec, rules in SPECS
-        }
+        self.spaces = {spec.name: NaiveNamespace(keeper.attach(spec), ttl_s=rules.ttl_s) for spec, rules in SPECS}
         self.clients = [self._newcomer() for _ in range(CLIENTS)]
         self.reads: dict[int, NaiveRead] = {}
         self.writes: dict[int, NaiveWrite] = {}
@@ -247,8 +245,9 @@ class StoreMachine(RuleBasedStateMachine):
         client = self.clients[who]
         client.end()
         assert SessionEnded(client.session.id) in self.store.take_effects()
-        for lease_id in [i for i, held in [*self.reads.items(), *self.writes.items()] if held.owner == who]:
-            self._end(lease_id)
+        for lease_id in [*self.reads, *self.writes]:
+            if (self.reads.get(lease_id) or self.writes[lease_id]).owner == who:
+                self._end(lease_id)
         self.clients[who] = self._newcomer()
 
     # -- invariants ----------------------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ SPECS: list[NamespaceSpec] = [
     kv_spec("large", part_bytes=20 * KIB, layer_groups=2),
     opaque_spec("values", chains=Chains.NONE),
 ]
-RULES = {"small": NamespaceRules(quota_bytes=4 * PAGE_BYTES), "large": NamespaceRules(), "values": NamespaceRules(ttl_s=9)}
+RULES = {
+    "small": NamespaceRules(quota_bytes=4 * PAGE_BYTES),
+    "large": NamespaceRules(),
+    "values": NamespaceRules(ttl_s=9),
+}
 CHAIN_BLOCKS, HEADS = 12, 30
 TICK_S = 0.25
 
@@ -79,9 +83,7 @@ class World:
 
     def __init__(self, seed: int, *, clients: int, pages: int) -> None:
         self.random = random.Random(seed)
-        self.shard = Shard(
-            capacity_bytes=pages * PAGE_BYTES, leased_share=0.8, rules_of=lambda spec: RULES[spec.name]
-        )
+        self.shard = Shard(capacity_bytes=pages * PAGE_BYTES, leased_share=0.8, rules_of=lambda spec: RULES[spec.name])
         self.store = self.shard.store
         self.memory: dict[int, Word] = {}
         self.tally: Counter[str] = Counter()
@@ -129,7 +131,8 @@ class World:
         actions = [self._read, self._write, self._fill, self._commit, self._release, self._stall, self._vanish]
         weights = [20.0, 12.0, 30.0, 25.0, 25.0, 1.5, 0.5]
         self.random.choices(actions, weights)[0](actor)
-        self.random.choices([self._haunt, self._delete, lambda a: None], [2, 1, 60])[0](actor)
+        if self.random.random() < 0.05:
+            self.random.choice([self._haunt, self._haunt, self._delete])(actor)
 
     def _read(self, actor: Actor) -> None:
         space, keys = self._chain(actor)
@@ -152,7 +155,11 @@ class World:
         self._writes += 1
         chosen = parts or tuple(range(space.parts_per_block))
         named = [(k, p) for k in keys for p in chosen]
-        made = [Word(space.spec.name, k, p, self._writes) for (k, p), s in zip(named, reserved.states, strict=True) if s == 1]
+        made = [
+            Word(space.spec.name, k, p, self._writes)
+            for (k, p), s in zip(named, reserved.states, strict=True)
+            if s == 1
+        ]
         offsets, _, _ = self.store.part_views(reserved.lease.parts)
         actor.writings.append(Writing(reserved.lease, list(zip(offsets, made, strict=True))))
 

@@ -128,8 +128,11 @@ def test_gen_prints_what_the_generator_makes(tmp_path: Path, capsys: pytest.Capt
         (["replay", "gen:api", "--capacity", "lots"], "--capacity: 'lots' is not a size"),
         (["replay", "gen:api", "--seconds", "9", "--capacity", "1%"], "less than the smallest server"),
         (["replay", "gen:api", "--capacity", "10%", "--server", "127.0.0.1:1"], "--capacity: is a running server's"),
-        (["replay", "gen:api", "--part-size", "1GiB"], "--part-size: is 1073741824 bytes, above 67108864"),
-        (["replay", "gen:api", "--limit", "0"], "--limit: is 0, below 1"),
+        (
+            ["replay", "gen:api", "--seconds", "9", "--part-size", "1GiB"],
+            "--part-size: is 1073741824 bytes, above 67108864",
+        ),
+        (["replay", "gen:api", "--seconds", "9", "--limit", "0"], "--limit: is 0, below 1"),
         (["replay", "gen:api", "--prefill", "0"], "--prefill: is 0, outside 1..64"),
         (["replay", "gen:api", "--plot", "/nowhere/x.png"], "/nowhere/x.png: cannot be written"),
         (["replay", "gen:api", "--no-plot", "--json", "/nowhere/x"], "/nowhere/x: cannot be written"),

@@ -157,7 +157,7 @@ def received(receiver: ChainReceiver, head: store.GetHeader, data: bytes) -> Cha
 def test_a_corrupt_part_takes_its_block_and_what_follows() -> None:
     asked = question(KV, [bytes(32)] * 3)
     values = [b"0000", b"1111", b"2222", b"3333", b"4444", b"5555"]
-    head, damaged = header(bytes((HOT,)) * 3, values), b"000011112222XXXX44445555"
+    head = header(bytes((HOT,)) * 3, values)
     landed = received(ChainReceiver(asked, None, Verify.ON), head, b"000011112222XXXX44445555").landed()
     assert bytes(landed.states) == bytes((HOT, MISSING, BEYOND))
     assert (landed.corrupt_blocks, landed.corrupt_parts) == ([1], [3])

@@ -151,7 +151,7 @@ def test_ten_thousand_puts_into_a_tiny_arena_are_found_or_counted_as_evicted() -
 
 
 def test_where_all_is_held_a_write_is_refused_at_once_and_succeeds_when_readers_end() -> None:
-    shard, client, space = shard_of(1)
+    _shard, client, space = shard_of(1)
     client.put(space, keys(0, SLOTS))
     held, _ = client.acquire(space, keys(0, SLOTS))
     assert client.put(space, keys(100, 102)) == [FULL, PartState.BEYOND]

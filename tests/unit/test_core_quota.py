@@ -85,7 +85,7 @@ def test_one_request_larger_than_the_rest_of_the_quota_still_grows_to_the_quota(
 
 def test_two_quotas_that_fill_the_arena_leave_each_its_own_share() -> None:
     half = 4 * PAGE_BYTES
-    shard, client = shard_with(8, a=NamespaceRules(quota_bytes=half), b=NamespaceRules(quota_bytes=half))
+    _shard, client = shard_with(8, a=NamespaceRules(quota_bytes=half), b=NamespaceRules(quota_bytes=half))
     a, b = client.attach(kv_spec("a")), client.attach(kv_spec("b"))
     flood(client, a, 20 * SLOTS)
     flood(client, b, 20 * SLOTS)
@@ -94,7 +94,7 @@ def test_two_quotas_that_fill_the_arena_leave_each_its_own_share() -> None:
 
 
 def test_a_namespace_without_a_quota_is_refused_where_all_is_others_quota() -> None:
-    shard, client = shard_with(4, a=NamespaceRules(quota_bytes=4 * PAGE_BYTES))
+    _shard, client = shard_with(4, a=NamespaceRules(quota_bytes=4 * PAGE_BYTES))
     a, b = client.attach(kv_spec("a")), client.attach(kv_spec("b"))
     flood(client, a, 4 * SLOTS)
     assert client.put(b, keys(0, 2)) == [FULL, BEYOND]

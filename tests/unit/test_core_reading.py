@@ -287,11 +287,11 @@ def test_rows_that_pass_between_namespaces_keep_the_life_of_their_own_namespace(
 class TestTwoNamespaces:
     """Every verb in one namespace, with the keys of the other."""
 
-    @pytest.fixture()
+    @pytest.fixture
     def shard(self) -> Shard:
         return Shard()
 
-    @pytest.fixture()
+    @pytest.fixture
     def client(self, shard: Shard) -> Client:
         client = shard.client()
         client.put(client.attach(kv_spec("n1")), keys(0, 4))
