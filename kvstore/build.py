@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from kvstore.config import Config, effective
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.store import Store, StoreSettings
+from kvstore.core.store import PROBE_HOME, Store, StoreSettings
 from kvstore.service.checks import Checks
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.probe import PROBE_TENANT
@@ -49,6 +49,7 @@ def store_settings(config: Config) -> StoreSettings:
         max_sessions=config.server.max_sessions,
         max_namespaces=config.server.max_namespaces,
         session_open_s=config.lease.session_open_timeout,
+        homes=(PROBE_HOME,),
     )
 
 
@@ -70,8 +71,8 @@ def limits(config: Config) -> types.Limits:
 
 
 def namespace_rules(config: Config, spec: NamespaceSpec) -> NamespaceRules:
-    """What the operator set for a namespace; the probe's own has no rules."""
+    """What the operator set for a namespace; the probe's own lives beside the arena."""
     if spec.tenant == PROBE_TENANT:
-        return NamespaceRules()
+        return NamespaceRules(spare=True)
     policy = config.namespaces.for_namespace(f"{spec.tenant}/{spec.name}")
     return NamespaceRules(quota_bytes=policy.quota or 0, max_bytes=policy.max_bytes, ttl_s=policy.ttl)

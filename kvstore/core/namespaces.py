@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from kvstore.core.arena import slot_bytes_exact, slot_bytes_stepped
+from kvstore.core.arena import COMMON_POOL, SPARE_POOL, slot_bytes_exact, slot_bytes_stepped
 from kvstore.core.columns import Places
 from kvstore.core.counters import Counters
 from kvstore.core.eviction.base import BlockQueue, EvictionPolicy
@@ -16,11 +16,19 @@ from kvstore_wire.namespace import Chains, Kind, NamespaceSpec
 @dataclass(frozen=True)
 class NamespaceRules:
     """What an operator set for a namespace. `quota_bytes` is a share it can always use (0 = none), `max_bytes` a limit
-    it never passes (None = none), `ttl_s` the longest life of a block (None = none)."""
+    it never passes (None = none), `ttl_s` the longest life of a block (None = none). `spare` namespaces live in the
+    shard's own page and take nothing from the arena."""
 
     quota_bytes: int = 0
     max_bytes: int | None = None
     ttl_s: float | None = None
+    spare: bool = False
+
+    def pool(self, index: int) -> int:
+        """The pool of pages of the namespace with this index: its own where it has a quota."""
+        if self.spare:
+            return SPARE_POOL
+        return index + 1 if self.quota_bytes else COMMON_POOL
 
 
 class Namespace:
@@ -35,6 +43,7 @@ class Namespace:
         "index",
         "kv_slot_bytes",
         "parts_per_block",
+        "pool",
         "rules",
         "sessions",
         "spec",
@@ -43,6 +52,7 @@ class Namespace:
     def __init__(self, index: int, spec: NamespaceSpec, rules: NamespaceRules, ttl_place: Places) -> None:
         self.index, self.spec, self.rules = index, spec, rules
         self.parts_per_block = spec.parts_per_block
+        self.pool = rules.pool(index)
         self.kv_slot_bytes = slot_bytes_exact(spec.part_bytes)
         self.blocks: dict[bytes, int] = {}
         self.cohorts: dict[int, EvictionPolicy] = {}

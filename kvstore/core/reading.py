@@ -242,8 +242,10 @@ class Reader:
     def _lease(self, acq: Acquisition, blocks: Ids, parts: Ids, now: float) -> None:
         if not len(blocks):
             return
-        if acq.lease is None:
-            deadline = now + acq.request.lease_s
+        deadline = now + acq.request.lease_s
+        if acq.lease is not None:  # Each message's grants last as long as the first one's.
+            self.leases.renew(acq.lease, deadline)
+        else:
             acq.lease = ReadLease(self.leases.new_id(), acq.session.id, acq.namespace, deadline)
             self.leases.add(acq.lease)
             acq.session.leases.add(acq.lease.id)

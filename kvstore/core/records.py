@@ -2,7 +2,7 @@
 
 Rules
 - Every byte of the arena is free, reserved (a slot waiting for its bytes), leased (a committed slot of a block with
-  holds, or of a removed block that a reader still holds) or evictable: the four sum to the capacity.
+  holds, or of a removed block that a reader still holds) or evictable: the four sum to the arena's total.
 - A block with holds keeps its slots. `unlink` takes a block out of the index at once; its slots come back with the
   last hold.
 - A block without any present part exists only while a lease holds it.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap
+from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap, ClassKey
 from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, Longs, PartColumns, Words
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy, TouchHint
@@ -32,14 +32,14 @@ class Records:
         self.blocks = BlockColumns(rows)
         self.parts = PartColumns(2 * rows)
         self.reserved_bytes = self.leased_bytes = self.evictable_bytes = 0
-        self.cohorts: dict[int, dict[int, EvictionPolicy]] = {}  # Slot size -> namespace index -> policy.
+        self.cohorts: dict[ClassKey, dict[int, EvictionPolicy]] = {}  # Class -> namespace index -> policy.
         self.namespaces: dict[int, Namespace] = {}
         self.on_change: Callable[[int], None] = lambda block: None
         self._policy = policy
 
     @property
     def free_bytes(self) -> int:
-        return self.arena.capacity_bytes - self.reserved_bytes - self.leased_bytes - self.evictable_bytes
+        return self.arena.total_bytes - self.reserved_bytes - self.leased_bytes - self.evictable_bytes
 
     def slot_bytes(self, block: int) -> int:
         return int(self.blocks.slot_units[block]) * SLOT_UNIT_BYTES
@@ -199,7 +199,7 @@ class Records:
         found = namespace.cohorts.get(slot_bytes)
         if found is None:
             found = namespace.cohorts[slot_bytes] = self._policy(self.blocks)
-            self.cohorts.setdefault(slot_bytes, {})[namespace.index] = found
+            self.cohorts.setdefault(ClassKey(slot_bytes, namespace.pool), {})[namespace.index] = found
             self.namespaces[namespace.index] = namespace
         return found
 
@@ -229,7 +229,7 @@ class Records:
             "leased": int(present[held].sum()),
             "evictable": int(present[~held].sum()),
             "free": self.arena.free_bytes(),
-            "of namespaces": self.arena.capacity_bytes - self.free_bytes,
+            "of namespaces": self.arena.total_bytes - self.free_bytes,
         }
         kept = {
             "reserved": self.reserved_bytes,

@@ -2,7 +2,7 @@
 
 Rules
 - A namespace within its quota loses nothing to others; over its quota, or without one, it loses by age alone, and no
-  more than what it has above its quota. The one exception is a page that has to change its class (see `_cost`).
+  more than what it has above its quota - to within one page, where a class that has nothing to evict needs a page.
 - A class takes victims of its own unless another class's next victim has been idle more than twice as long: then that
   class gives a whole page, the one with the most of its coldest blocks.
 - Each step either frees something or ends the search, so that it cannot spin; what is held is never waited for.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvstore.core.arena import Page
+from kvstore.core.arena import ClassKey, Page
 from kvstore.core.columns import ABSENT, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy
@@ -30,7 +30,7 @@ OLDER_FACTOR = 2.0
 class Candidate:
     """A cohort that may give, and since when its next victim has been idle."""
 
-    slot_bytes: int
+    key: ClassKey
     policy: EvictionPolicy
     idle_since: float
     last_resort: bool  # The asking namespace's own, while it is within its quota.
@@ -41,7 +41,7 @@ class Candidate:
     def blocks_for(self, count: int) -> int:
         """How many victims to take at once for `count` slots."""
         wanted = -(-count // self.parts_per_block)
-        spare = -(-self.spare_bytes // (self.slot_bytes * self.parts_per_block))
+        spare = -(-self.spare_bytes // (self.key.slot_bytes * self.parts_per_block))
         return max(1, min(wanted, spare, wanted if self.alone else VICTIMS_PER_STEP))
 
 
@@ -50,7 +50,7 @@ class _Need:
     """Slots that a namespace asks for; `within` says that all of them lie within its quota."""
 
     namespace: Namespace
-    slot_bytes: int
+    key: ClassKey
     count: int
     within: bool
 
@@ -66,13 +66,14 @@ class Space:
         arena = self._records.arena
         if slot_bytes > arena.page_bytes:
             return np.empty(0, np.int64)
-        got = [arena.allocate(slot_bytes, owners)]
+        key = ClassKey(slot_bytes, namespace.pool)
+        got = [arena.allocate(key, owners)]
         missing = len(owners) - len(got[0])
         while missing:
             have_bytes = (len(owners) - missing) * slot_bytes
-            if not self._make_room(self._need(namespace, slot_bytes, count=missing, have_bytes=have_bytes), now):
+            if not self._make_room(self._need(namespace, key, count=missing, have_bytes=have_bytes), now):
                 break
-            got.append(arena.allocate(slot_bytes, owners[len(owners) - missing :]))
+            got.append(arena.allocate(key, owners[len(owners) - missing :]))
             missing -= len(got[-1])
         return np.concatenate(got) if len(got) > 1 else got[0]
 
@@ -92,60 +93,65 @@ class Space:
 
     def evict_any(self, namespace: Namespace, now: float) -> bool:
         """Evicts a few of the coldest blocks of any class; false if nothing may go."""
-        for size in list(self._records.cohorts):
-            candidate = self._candidate(size, _Need(namespace, size, VICTIMS_PER_STEP, within=False))
+        for key in list(self._records.cohorts):
+            candidate = self._candidate(key, _Need(namespace, key, VICTIMS_PER_STEP, within=False))
             if candidate is not None and self._take(candidate, VICTIMS_PER_STEP):
                 return True
         return False
 
     @staticmethod
-    def _need(namespace: Namespace, slot_bytes: int, *, count: int, have_bytes: int) -> _Need:
+    def _need(namespace: Namespace, key: ClassKey, *, count: int, have_bytes: int) -> _Need:
         """Cuts a need where the namespace's quota ends, so that no slot beyond it is asked for as one within it."""
-        left = (namespace.rules.quota_bytes - namespace.hot_bytes - have_bytes) // slot_bytes
-        return _Need(namespace, slot_bytes, count=min(count, left) if left > 0 else count, within=left > 0)
+        left = (namespace.rules.quota_bytes - namespace.hot_bytes - have_bytes) // key.slot_bytes
+        return _Need(namespace, key, count=min(count, left) if left > 0 else count, within=left > 0)
 
     def _make_room(self, need: _Need, now: float) -> bool:
         """Frees slots that this class can use, or a page for it; false if nothing could be freed at once."""
         donor = self._donor(need)
-        own = self._candidate(need.slot_bytes, need)
+        own = self._candidate(need.key, need)
         while own is not None and not _donor_first(donor, own, now):
             if self._take(own, need.count):
                 return True
-            own = self._candidate(need.slot_bytes, need)
-        arena = self._records.arena
-        if arena.take_idle(need.slot_bytes) or (donor is not None and self._take_page(donor, need.slot_bytes)):
+            own = self._candidate(need.key, need)
+        if self._records.arena.is_home(need.key):
+            return False
+        dip = own is None or need.within
+        if self._records.arena.take_idle(need.key) or (donor is not None and self._take_page(donor, need, dip=dip)):
             return True
         return own is not None and self._take(own, need.count) > 0
 
-    def _take_page(self, donor: Candidate, slot_bytes: int) -> bool:
+    def _take_page(self, donor: Candidate, need: _Need, *, dip: bool) -> bool:
         """Moves one page from the donor's class to another; false if held slots keep it.
 
-        While such a page is on its way already, only pages that come at once are taken: the others' blocks would be
-        lost for nothing.
+        `dip`: the page may take its namespace below its quota, if no other will do. While such a page is on its way
+        already, only pages that come at once are taken: the others' blocks would be lost for nothing.
         """
-        page = self._coldest_page(donor, slot_bytes)
-        if page is None or (self._records.arena.class_of(slot_bytes).draining_in and self._cost(page)[1]):
+        page = self._coldest_page(donor, need.key.slot_bytes)
+        if page is None:
             return False
-        return self._reclaim(page, slot_bytes)
+        shielded, held = self._cost(page)
+        if (shielded and not dip) or (held and self._records.arena.class_of(need.key).draining_in):
+            return False
+        return self._reclaim(page, need.key)
 
-    def _candidate(self, slot_bytes: int, need: _Need) -> Candidate | None:
+    def _candidate(self, key: ClassKey, need: _Need) -> Candidate | None:
         """The cohort of one class that loses next: the asking namespace's own comes last while it is within quota."""
         found: list[Candidate] = []
-        for index, policy in self._records.cohorts.get(slot_bytes, {}).items():
+        for index, policy in self._records.cohorts.get(key, {}).items():
             owner = self._records.namespaces[index]
             own = owner is need.namespace
             spare = owner.hot_bytes if own else owner.hot_bytes - owner.rules.quota_bytes
             since = policy.idle_since() if spare > 0 else None
             if since is not None:
                 last = own and need.within
-                found.append(Candidate(slot_bytes, policy, since, last, owner.parts_per_block, spare))
+                found.append(Candidate(key, policy, since, last, owner.parts_per_block, spare))
         best = min(found, key=lambda c: (c.last_resort, c.idle_since), default=None)
         return best if best is None or len(found) > 1 else replace(best, alone=True)
 
     def _donor(self, need: _Need) -> Candidate | None:
         """The cohort of another class whose next victim has been idle longest."""
-        sizes = [size for size in self._records.cohorts if size != need.slot_bytes]
-        found = [c for c in (self._candidate(size, need) for size in sizes) if c is not None]
+        keys = [key for key in self._records.cohorts if key != need.key and not self._records.arena.is_home(key)]
+        found = [c for c in (self._candidate(key, need) for key in keys) if c is not None]
         return min(found, key=lambda c: (c.last_resort, c.idle_since), default=None)
 
     def _take(self, candidate: Candidate, count: int) -> int:
@@ -161,7 +167,7 @@ class Space:
     def _coldest_page(self, donor: Candidate, slot_bytes: int) -> Page | None:
         """The donor's page with most of its coldest blocks; protected or held blocks count against a page."""
         arena = self._records.arena
-        slots = 2 * (arena.page_bytes // donor.slot_bytes)
+        slots = 2 * (arena.page_bytes // donor.key.slot_bytes)
         cold = donor.policy.peek(max(1, slots // donor.parts_per_block))
         numbers, counts = np.unique(self._places(cold, donor.parts_per_block), return_counts=True)
         order = numbers[np.argsort(-counts, kind="stable")][:PAGES_EXAMINED]
@@ -189,14 +195,14 @@ class Space:
             shielded += max(0, count * page.slot_bytes - spare) if owner.rules.quota_bytes else 0
         return shielded, held
 
-    def _reclaim(self, page: Page, slot_bytes: int) -> bool:
+    def _reclaim(self, page: Page, to: ClassKey) -> bool:
         """Removes all blocks of a page and gives it to another class; false if held slots keep it for now."""
         blocks = dict.fromkeys(self._records.parts.block[page.owners()].tolist())
-        self._records.arena.drain(page, slot_bytes)
+        self._records.arena.drain(page, to)
         for block in blocks:
             if not self._records.blocks.doomed[block]:
                 self._records.unlink(block, Removal.PAGE)
-        return page.slot_bytes == slot_bytes
+        return page.key == to
 
 
 def _donor_first(donor: Candidate | None, own: Candidate, now: float) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvstore.core.arena import ArenaMap
+from kvstore.core.arena import SLOT_UNIT_BYTES, SPARE_POOL, ArenaMap, ClassKey
 from kvstore.core.columns import Ids
 from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
@@ -39,6 +39,10 @@ class StoreSettings:
     max_namespaces: int = 1024
     max_leases: int = 1 << 18
     session_open_s: float = 10.0
+    homes: tuple[ClassKey, ...] = ()
+
+
+PROBE_HOME = ClassKey(SLOT_UNIT_BYTES, SPARE_POOL)  # One slot for the health probe, beside the capacity.
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Store:
         rules_of: Callable[[NamespaceSpec], NamespaceRules] = lambda spec: NamespaceRules(),
     ) -> None:
         self.settings = settings
-        arena = ArenaMap(settings.capacity_bytes, settings.page_bytes)
+        arena = ArenaMap(settings.capacity_bytes, settings.page_bytes, settings.homes)
         self.records = Records(arena, POLICIES[settings.policy])
         self.records.on_change = self._changed
         self.leases = LeaseTable(settings.max_leases)
@@ -267,7 +271,7 @@ class Store:
         """Numbers that go up and down."""
         records = self.records
         return {
-            "capacity_bytes": self.settings.capacity_bytes,
+            "capacity_bytes": records.arena.total_bytes,
             "free_bytes": records.free_bytes,
             "reserved_bytes": records.reserved_bytes,
             "leased_bytes": records.leased_bytes,

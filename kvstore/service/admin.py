@@ -11,6 +11,7 @@ from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import admin_pb2 as pb
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
+_SOURCES = {"env": "environment"}  # The contract's word for a source, where it is another one than the option's.
 MIN_INTERVAL_MS, DEFAULT_INTERVAL_MS, MAX_INTERVAL_MS = 100, 1000, 60_000
 
 
@@ -43,7 +44,8 @@ class AdminHandlers:
             await asyncio.sleep(interval_ms / 1000)
 
     def get_config(self, request: pb.GetConfigRequest, call: Call) -> pb.GetConfigResponse:
-        return pb.GetConfigResponse(options=[pb.Option(key=k, value=v, source=s) for k, v, s in self._options])
+        rows = [pb.Option(key=k, value=v, source=_SOURCES.get(s, s)) for k, v, s in self._options]
+        return pb.GetConfigResponse(options=rows)
 
     def list_namespaces(self, request: pb.ListNamespacesRequest, call: Call) -> pb.ListNamespacesResponse:
         """Pages are cut by digest, so that namespaces that come and go never make one appear twice."""

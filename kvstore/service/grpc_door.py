@@ -5,10 +5,12 @@ Payload messages of Get and Put pass through kvstore_wire.inline, everything els
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -19,10 +21,11 @@ from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Incoming, InlineTransfer, Outgoing, Payload
 from kvstore_wire import inline
-from kvstore_wire.errors import Internal, InvalidArgument, KvStoreError
+from kvstore_wire.errors import Internal, InvalidArgument, KvStoreError, LeaseExpired
 from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADATA, STORE_METHODS, Method
 
 _LOG = logging.getLogger("kvstore.grpc")
+_GONE_S = 1.0  # Between a failed write and the cancellation of its call: far more than it takes.
 _INFINITE_S = 1e8  # grpc reports a call without a deadline as one that ends centuries from now.
 
 # The client's keepalive (30 s) stays above the minimum that this door allows, or idle clients would be dropped.
@@ -69,8 +72,10 @@ class _Door:
         return grpc.unary_unary_rpc_method_handler(self._unary(method.name, handler), **codec)
 
     def bind_get(self, method: Method, transfer: InlineTransfer) -> grpc.RpcMethodHandler:
+        """Binds Get. A caller that takes no message for as long as a lease lasts is told that its lease has ended."""
+        patience_s = self._shell.limits.default_lease_ms / 1000
         return grpc.unary_stream_rpc_method_handler(
-            self._streaming("Get", transfer.get),
+            self._streaming("Get", transfer.get, patience_s=patience_s),
             request_deserializer=_parser(method.request),
             response_serializer=_encode_get,
         )
@@ -113,26 +118,26 @@ class _Door:
 
         return unary
 
-    def _streaming(self, name: str, handler: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+    def _streaming(
+        self, name: str, handler: Callable[..., AsyncGenerator[Any, None]], *, patience_s: float | None = None
+    ) -> Callable[..., Any]:
         before = f"before.{name}"
 
-        async def streaming(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def streaming(request: Any, context: grpc.aio.ServicerContext) -> None:
             started = time.perf_counter_ns()
-            answers: AsyncIterator[Any] | None = None
             try:
                 if isinstance(request, KvStoreError):
                     raise request
                 await self._shell.failpoints.hit(before)
-                answers = handler(request, self._call(context))
-                async for answer in answers:
-                    yield answer
+                # Closed before an error is sent: a caller that reads nothing must not keep leases and budget meanwhile.
+                async with contextlib.aclosing(handler(request, self._call(context))) as answers:
+                    async for answer in answers:
+                        await _write(context, answer, patience_s)
             except KvStoreError as error:
                 await _abort(context, error)
             except Exception as error:  # noqa: BLE001 - the outermost loop of the door
                 await _abort(context, _unexpected(name, error))
             finally:
-                if answers is not None:
-                    await answers.aclose()  # type: ignore[attr-defined]
                 self._shell.latencies.add(name, time.perf_counter_ns() - started)
 
         return streaming
@@ -141,6 +146,30 @@ class _Door:
         left = context.time_remaining()
         deadline = None if left is None or left > _INFINITE_S else self._shell.now() + left
         return Call(deadline, context.peer())
+
+
+async def _write(context: grpc.aio.ServicerContext, message: Any, patience_s: float | None) -> None:
+    """Sends one message of a stream. Raises LeaseExpired if the caller does not take it within its patience."""
+    task, stalled = asyncio.current_task(), asyncio.Event()
+
+    def give_up() -> None:
+        stalled.set()
+        assert task is not None
+        task.cancel()
+
+    timer = None if patience_s is None else asyncio.get_running_loop().call_later(patience_s, give_up)
+    try:
+        await context.write(message)
+    except asyncio.CancelledError:
+        if not stalled.is_set():
+            raise
+        raise LeaseExpired(f"the caller took nothing for {patience_s:g} s", field="lease") from None
+    except Exception:
+        await asyncio.sleep(_GONE_S)  # The caller has gone: grpc cancels this call in a moment.
+        raise
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def _decoded(messages: AsyncIterator[bytes]) -> AsyncIterator[Incoming]:

@@ -136,7 +136,8 @@ class StoreHandlers:
             while not step.settled:
                 if step.states:
                     yield step
-                changed = await shell.wait_for_change(acquisition, until)
+                # A block that changed while the step was being sent woke nobody: then there is nothing to wait for.
+                changed = acquisition.waits_for is None or await shell.wait_for_change(acquisition, until)
                 step = reader.step(acquisition, shell.now()) if changed else reader.finish(acquisition, shell.now())
             yield step
         finally:

@@ -61,7 +61,9 @@ class Probe:
             await asyncio.sleep(self._interval_s)
 
     async def check(self) -> None:
-        """Probes once and reports the outcome."""
+        """Probes once and reports the outcome; a shard that drains is not probed, since it refuses new work."""
+        if self._shell.draining:
+            return
         try:
             await asyncio.wait_for(self.once(), self._timeout_s)
         except (KvStoreError, AssertionError, asyncio.TimeoutError) as error:

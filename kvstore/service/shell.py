@@ -114,6 +114,8 @@ class Shell:
 
     async def wait_for_change(self, acquisition: Acquisition, until: float) -> bool:
         """Waits until the Acquire's block changed; false if `until` came first."""
+        if acquisition.waits_for is None:  # Woken already, while the step's answer was being sent.
+            return True
         event = self._waiters[id(acquisition)] = asyncio.Event()
         try:
             await asyncio.wait_for(event.wait(), max(0.0, until - self.now()))

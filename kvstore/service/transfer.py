@@ -7,7 +7,7 @@ a slow caller's lease ends the transfer, not somebody else's block.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,7 +45,7 @@ class InlineTransfer:
 
     # -- get -----------------------------------------------------------------------------------------------------
 
-    async def get(self, request: pb.GetRequest, call: Call) -> AsyncIterator[Outgoing]:
+    async def get(self, request: pb.GetRequest, call: Call) -> AsyncGenerator[Outgoing, None]:
         """Yields headers as blocks settle, each followed by the payload of the parts it granted."""
         session = self._shell.session(request.session)
         checks.no_ranges(request.ranges)
@@ -174,7 +174,7 @@ class InlineTransfer:
             trailer = await self._fill(plan, messages)
             if len(trailer.checksums) != len(plan.lengths):
                 message = f"{len(trailer.checksums)} checksums for {len(plan.lengths)} parts"
-                raise InvalidArgument(message, field="trailer.checksums")
+                raise InvalidArgument(message, field="checksums")
             await self._shell.failpoints.hit("put.commit")
             if lease is None:
                 return b""

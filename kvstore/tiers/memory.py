@@ -9,6 +9,7 @@ import os
 import threading
 
 _LOG = logging.getLogger("kvstore.memory")
+SPARE_BYTES = 4096  # Beyond the capacity, for the health probe's own page.
 _STEP_BYTES = 16 << 20
 _MADV_HUGEPAGE = 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; faults pages in without changing what they hold.
@@ -20,8 +21,8 @@ class ArenaMemory:
     def __init__(self, capacity_bytes: int, *, huge_pages: str = "off") -> None:
         self.capacity_bytes = capacity_bytes
         self.fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, capacity_bytes)
-        self._map = mmap.mmap(self.fd, capacity_bytes, mmap.MAP_SHARED)
+        os.ftruncate(self.fd, capacity_bytes + SPARE_BYTES)
+        self._map = mmap.mmap(self.fd, capacity_bytes + SPARE_BYTES, mmap.MAP_SHARED)
         self.view = memoryview(self._map)
         self.prefaulted_bytes = 0
         self._stop = threading.Event()
