@@ -18,6 +18,7 @@ from kvstore.core.columns import PRESENT, RESERVED, Bytes, Flags, Ids
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
 from kvstore.core.leases import NO_IDS, LeaseTable, ReadLease
+from kvstore.core.lookup import each_block, leading_blocks
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
@@ -106,7 +107,7 @@ class Reader:
     ) -> Matched:
         """Tells which blocks are stored with all the parts asked for. Changes nothing but counters."""
         states = bytearray(len(keys))
-        at, blocks = self._known(namespace, keys, coverage)
+        at, blocks = self._known(namespace, list(keys), coverage)
         ready, reserved, _ = self._ready(namespace, blocks, parts, now)
         answers = np.where(ready, np.uint8(BlockState.HOT), np.where(reserved, np.uint8(BlockState.IN_FLIGHT), 0))
         view = np.frombuffer(states, np.uint8)
@@ -176,7 +177,7 @@ class Reader:
             raise UnknownSession("the session ended while the call waited", field="session")
         if acq.lease is not None and (acq.lease.ended or acq.lease.deadline <= now):
             return self._give_up(acq)
-        keys = acq.request.keys[acq.next :]
+        keys = list(acq.request.keys[acq.next :])
         coverage, first = acq.request.coverage, acq.next
         at, blocks = self._known(acq.namespace, keys, coverage)
         ready, reserved, rows = self._ready(acq.namespace, blocks, acq.request.parts, now)
@@ -278,17 +279,14 @@ class Reader:
 
     # -- looking -------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _known(namespace: Namespace, keys: Sequence[bytes], coverage: Coverage) -> tuple[Ids, Ids]:
+    def _known(self, namespace: Namespace, keys: list[bytes], coverage: Coverage) -> tuple[Ids, Ids]:
         """Returns (indexes of keys, their blocks) for keys in the index; PREFIX stops before the first that is not."""
-        found = list(map(namespace.blocks.get, keys))
-        if None not in found:
-            return np.arange(len(found), dtype=np.int32), np.array(found, np.int32)
         if coverage is Coverage.PREFIX:
-            count = found.index(None)
-            return np.arange(count, dtype=np.int32), np.array(found[:count], np.int32)
-        at = [i for i, block in enumerate(found) if block is not None]
-        return np.array(at, np.int32), np.array([found[i] for i in at], np.int32)
+            blocks = leading_blocks(self.records.blocks, namespace, keys)
+            return np.arange(len(blocks), dtype=np.int32), blocks
+        blocks = each_block(namespace, keys)
+        at = np.flatnonzero(blocks >= 0).astype(np.int32)
+        return at, blocks[at]
 
     def _ready(self, namespace: Namespace, blocks: Ids, parts: tuple[int, ...], now: float) -> tuple[Flags, Flags, Ids]:
         """Returns, for each block, whether all its parts asked for are present, whether it is not but the missing

@@ -16,6 +16,7 @@ from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
 from kvstore.core.leases import LeaseTable, WriteLease
+from kvstore.core.lookup import each_block
 from kvstore.core.namespaces import Namespace
 from kvstore.core.reading import distinct_tail_first
 from kvstore.core.records import Records
@@ -201,7 +202,7 @@ class Writer:
     def _plan(self, namespace: Namespace, request: ReserveRequest, chosen: tuple[int, ...], now: float) -> _Plan:
         """Answers the parts that need no slot and lists the blocks that do."""
         self._expire(namespace, request.keys, now)
-        known = np.array([namespace.blocks.get(k, -1) for k in request.keys], np.int32)
+        known = each_block(namespace, list(request.keys))
         plan = _Plan(chosen, request.keys, known, np.zeros((len(request.keys), len(chosen)), np.uint8))
         seen: dict[bytes, int] = {}
         for at, key in enumerate(request.keys):

@@ -136,8 +136,7 @@ class StoreHandlers:
             while not step.settled:
                 if step.states:
                     yield step
-                # A block that changed while the step was being sent woke nobody: then there is nothing to wait for.
-                changed = acquisition.waits_for is None or await shell.wait_for_change(acquisition, until)
+                changed = await shell.wait_for_change(acquisition, until)
                 step = reader.step(acquisition, shell.now()) if changed else reader.finish(acquisition, shell.now())
             yield step
         finally:

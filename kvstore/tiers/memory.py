@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
@@ -40,12 +41,13 @@ class ArenaMemory:
         return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
-        """Stops prefaulting and gives the memory back. Views handed out must be gone."""
+        """Stops prefaulting and gives the memory back, at the latest when the last view handed out is gone."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self.view.release()
-        self._map.close()
+        with contextlib.suppress(BufferError):  # A transfer that was cut off may still refer to its pieces.
+            self.view.release()
+            self._map.close()
         os.close(self.fd)
 
     def _prefault(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
+from google.protobuf.message import Message
 
 from kvstore_wire.limits import PROTOCOL_VERSION
 from kvstore_wire.namespace import NamespaceSpec
@@ -277,7 +278,8 @@ async def put_messages(
     yield pb.PutRequest(trailer=pb.PutTrailer(checksums=sums))
 
 
-async def as_stream(messages: Sequence[pb.PutRequest]) -> AsyncIterator[pb.PutRequest]:
+async def as_stream(messages: Sequence[Message]) -> AsyncIterator[Message]:
+    """Sends messages and then ends the stream."""
     for message in messages:
         yield message
 

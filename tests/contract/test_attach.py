@@ -15,8 +15,9 @@ from kvstore_wire.errors import (
 from kvstore_wire.limits import MAX_CLIENT_BYTES, MAX_FEATURES, MAX_NAMESPACES_PER_SESSION, PROTOCOL_VERSION
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
-from tests.contract.caller import HOT, MISSING, Caller, attach_request, value
+from tests.contract.caller import HOT, MISSING, Caller, as_stream, attach_request, value
 from tests.contract.conftest import OpenShard, Shard
+from tests.integration.server_process import until
 from tests.shards import key, kv_spec, opaque_spec
 
 
@@ -208,25 +209,8 @@ async def test_a_session_that_is_never_opened_ends(open_shard: OpenShard) -> Non
     shard = await open_shard({"lease.session_open_timeout": "100ms"})
     door = shard.door()
     answer = await door.call("Attach", attach_request(kv_spec("a")))
-    caller = Caller(door, answer, door.talk("Session", _nothing()))
-    assert await caller.match([key(1)]) == [MISSING]
-    await shard.local.until_idle()
-    for _ in range(200):
-        try:
-            await caller.match([key(1)])
-        except UnknownSession:
-            break
-        await _pause()
+    unopened = Caller(door, answer, door.talk("Session", as_stream([])))
+    assert await unopened.match([key(1)]) == [MISSING]
+    await until(lambda: shard.local.gauge("sessions") == 1, "the session was not ended")
     with pytest.raises(UnknownSession):
-        await caller.match([key(1)])
-
-
-async def _nothing():  # type: ignore[no-untyped-def]
-    return
-    yield
-
-
-async def _pause() -> None:
-    import asyncio
-
-    await asyncio.sleep(0.01)
+        await unopened.match([key(1)])

@@ -20,8 +20,8 @@ from tests.contract.caller import (
     IN_FLIGHT,
     MISSING,
     PREFIX,
-    Caller,
     Got,
+    checksum,
     value,
 )
 from tests.contract.conftest import OpenShard, Shard
@@ -52,10 +52,10 @@ async def test_prefix_ends_at_the_first_block_that_is_not_there(shard: Shard) ->
     caller = await shard.caller()
     await caller.put(keys(0, 2), V[:2])
     await caller.put([key(3)], V[3:4])
-    states = [HOT, HOT, MISSING, BEYOND]
+    states: list[int] = [HOT, HOT, MISSING, BEYOND]
     answer = await caller.door.call("Match", caller.match_request(keys(0, 4), coverage=PREFIX))
     assert (list(answer.states), answer.prefix_blocks) == (states, 2)
-    assert await caller.get(keys(0, 4), coverage=PREFIX) == Got(states, V[:2], [await _sum(v) for v in V[:2]])
+    assert await caller.get(keys(0, 4), coverage=PREFIX) == Got(states, V[:2], [checksum(v) for v in V[:2]])
     (acquired,) = await caller.acquire(keys(0, 4), coverage=PREFIX)
     assert list(acquired.states) == states
     each = await caller.door.call("Match", caller.match_request(keys(0, 4), coverage=EACH))
@@ -311,7 +311,7 @@ async def test_a_part_named_corrupt_is_dropped_only_if_it_is(shard: Shard) -> No
 
 
 async def _next(answers: AsyncIterator[pb.AcquireResponse]) -> pb.AcquireResponse:
-    return await asyncio.wait_for(anext(answers), HANG_S)  # type: ignore[arg-type]
+    return await asyncio.wait_for(anext(answers), HANG_S)
 
 
 async def _until_waiting(shard: Shard) -> None:
@@ -320,12 +320,3 @@ async def _until_waiting(shard: Shard) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("nobody waits")
-
-
-async def _sum(data: bytes) -> int:
-    from tests.contract.caller import checksum
-
-    return checksum(data)
-
-
-__all__ = ["Caller"]
