@@ -12,7 +12,11 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `bound` is what it must reach (`at_least`) or stay within (`at_most`); None = for information."""
+    """One figure and what it must reach (`at_least`) or stay within (`at_most`); neither = for information.
+
+    `paired` is the median of the ratios of neighbouring rounds, where figure and ceiling were measured in turn: what
+    the machine did to one round it did to both.
+    """
 
     name: str
     value: float
@@ -21,9 +25,12 @@ class Row:
     ceiling_name: str = ""
     at_least: float | None = None
     at_most: float | None = None
+    paired: float | None = None
 
     @property
     def ratio(self) -> float | None:
+        if self.paired is not None:
+            return self.paired
         return None if self.ceiling is None else self.value / self.ceiling
 
     @property

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 # gRPC's own fork handlers crash one forked child in ten here (grpcio 1.85), though the child never touches gRPC again.
@@ -32,6 +33,7 @@ from kvstore_wire.v1 import types_pb2 as types
 MAX_MESSAGE_BYTES = 64 << 20  # Above any shard's Limits.max_message_bytes; gRPC's own default of 4 MiB is below it.
 CONNECT_TIMEOUT_MS = 2000  # gRPC waits 20 s for an address that swallows packets unless told.
 KEEPALIVE_TIMEOUT_MS = 5000
+WRITE_FAILED = "Internal error from Core"  # What gRPC says of a write that came too late.
 
 _AIO: Any = grpc.aio
 _BY_STATUS: dict[str, type[errors.KvStoreError]] = {
@@ -85,8 +87,15 @@ class Connection:
     async def send(self, messages: Iterator[bytes], deadline: Deadline) -> store.PutResponse:
         """Sends a Put stream of coded messages and returns the answer. Raises KvStoreError."""
         deadline.check("calling Put")
-        with self._mapped():
-            raw: bytes = await self._calls["Put"](messages, timeout=deadline.remaining_s())
+        call = self._calls["Put"](messages, timeout=deadline.remaining_s())
+        told = _PeerStatus(call)
+        try:
+            with self._mapped():
+                raw: bytes = await call
+        except errors.Internal:
+            if told.status is None:
+                raise
+            raise error_of(told.status, self._target) from None
         answer: store.PutResponse = _parsed(store.PutResponse, raw)
         return answer
 
@@ -112,7 +121,8 @@ class Connection:
         try:
             yield
         except _AIO.AioRpcError as error:
-            raise error_of(error, self._target) from error
+            status = _Status(error.code(), error.details(), error.trailing_metadata())
+            raise error_of(status, self._target) from error
         except _AIO.UsageError as error:
             raise ClientClosed("the client was closed", field="client") from error
         except asyncio.CancelledError:
@@ -149,17 +159,54 @@ def _check_not_forked() -> None:
         )
 
 
-def error_of(failure: Any, target: str) -> errors.KvStoreError:
+@dataclass(frozen=True)
+class _Status:
+    """How a call ended: gRPC's code, text and trailing metadata."""
+
+    code: grpc.StatusCode
+    details: str | None
+    metadata: Iterable[tuple[str, bytes]] | None
+
+
+class _PeerStatus:
+    """The status that the peer sent for a call with a stream of requests; None if only gRPC itself spoke.
+
+    When a peer ends such a call while a write is under way, the write's failure may overwrite the status that came
+    (grpcio 1.85, both are set one after the other), and with it the reason.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.status: _Status | None = None
+        call.add_done_callback(self._note)
+
+    def _note(self, call: Any) -> None:
+        status = _Status(_at_once(call.code()), _at_once(call.details()), _at_once(call.trailing_metadata()))
+        if status.details != WRITE_FAILED and status.code is not grpc.StatusCode.OK:
+            self.status = status
+
+
+def _at_once(ready: Coroutine[Any, Any, Any]) -> Any:
+    """Returns the value of a coroutine that need not wait."""
+    try:
+        ready.send(None)
+    except StopIteration as done:
+        return done.value
+    finally:
+        ready.close()
+    return None
+
+
+def error_of(failure: _Status, target: str) -> errors.KvStoreError:
     """Returns the error that a failed gRPC call stands for."""
-    for key, value in failure.trailing_metadata() or ():
+    for key, value in failure.metadata or ():
         if key == ERROR_METADATA:
             try:
                 return errors.from_detail(types.ErrorDetail.FromString(value))
             except DecodeError:
                 break
-    status = failure.code().name
+    status = failure.code.name
     made = _BY_STATUS.get(status, errors.Internal)
-    return made(f"{target} answered {status}: {failure.details()}")
+    return made(f"{target} answered {status}: {failure.details}")
 
 
 def _channel_options(options: ClientOptions) -> list[tuple[str, int]]:

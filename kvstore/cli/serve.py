@@ -116,8 +116,9 @@ def _exposure(config: Config) -> list[str]:
 
 
 def _available_bytes() -> int:
-    """Memory that can be had without swapping, from /proc/meminfo."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory that can be had without swapping: what the machine has left, or the container's limit if that is less."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    left = next(int(fields[1]) * 1024 for fields in lines if fields[0] == "MemAvailable:")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return left if text == "max" else min(left, int(text))

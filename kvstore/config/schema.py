@@ -44,7 +44,7 @@ class ServerConfig:
         metadata=_option(Addresses(16), default="127.0.0.1:7070", doc="where clients connect; port 0 is any free port")
     )
     admin_listen: tuple[Address, ...] = field(
-        metadata=_option(Addresses(16), default="127.0.0.1:7071", doc="where the admin service and metrics listen")
+        metadata=_option(Addresses(16), default="127.0.0.1:7071", doc="where the admin service listens")
     )
     drain_timeout: float = field(
         metadata=_option(Duration(low="0s", high="10m"), default="10s", doc="how long SIGTERM lets leases end")

@@ -260,9 +260,11 @@ class Store:
     # -- looking -------------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """Sums of the namespaces' counters, those of namespaces that are gone included."""
+        """Sums of the namespaces' counters, those of namespaces that are gone included, the probe's own left out."""
         sums = self._dropped.values()
         for namespace in self.namespaces:
+            if namespace.rules.spare:
+                continue
             for name, value in namespace.counters.values().items():
                 sums[name] += value
         return sums

@@ -52,7 +52,8 @@ class AdminHandlers:
         size = request.page_size or DEFAULT_PAGE
         if size > MAX_PAGE:
             raise InvalidArgument(f"is {size}", field="page_size", limit=f"{MAX_PAGE}")
-        known = sorted(self._shell.store.namespaces, key=lambda n: n.spec.digest)
+        users = (n for n in self._shell.store.namespaces if not n.rules.spare)
+        known = sorted(users, key=lambda n: n.spec.digest)
         rest = [n for n in known if n.spec.digest.hex() > request.page_token]
         token = rest[size - 1].spec.digest.hex() if len(rest) > size else ""
         return pb.ListNamespacesResponse(namespaces=[_status(n) for n in rest[:size]], next_page_token=token)

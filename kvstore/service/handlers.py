@@ -78,6 +78,8 @@ class StoreHandlers:
             yield pb.SessionNotice(opened=pb.SessionNotice.Opened())
             while (notice := await board.next()) is not None:
                 yield notice
+            if reader.done():
+                reader.result()  # What the caller sent may be no message at all.
         finally:
             reader.cancel()
             if self._shell.boards.get(session.id) is board:

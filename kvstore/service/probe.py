@@ -64,8 +64,11 @@ class Probe:
         """Probes once and reports the outcome; a shard that drains is not probed, since it refuses new work."""
         if self._shell.draining:
             return
+        started = self._shell.now()
         try:
             await asyncio.wait_for(self.once(), self._timeout_s)
+            if self._shell.now() - started > self._timeout_s:  # A loop that stands still cannot strike in time.
+                raise asyncio.TimeoutError
         except (KvStoreError, AssertionError, asyncio.TimeoutError) as error:
             _LOG.warning("probe failed: %s: %s", type(error).__name__, error)
             self._report(False)

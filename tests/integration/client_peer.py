@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
@@ -219,8 +219,11 @@ class FaultyPeer:
         if session is None:
             return
         yield store.SessionNotice(opened=store.SessionNotice.Opened())
-        while context.is_active():
-            notice = session.notices.get()
+        while context.is_active() and not self._released.is_set():
+            try:
+                notice = session.notices.get(timeout=0.1)
+            except Empty:
+                continue
             if notice is None:
                 return
             yield notice
