@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -83,6 +84,9 @@ async def _run(config: Config) -> int:
         memory.prefault_in_background()
     server = build_server(config, memory, Failpoints(os.environ.get(ENVIRONMENT, "")))
     bound, admin_bound = await server.start(config.server.listen, config.server.admin_listen)
+    # The tables stay for ever: without this each full collection walks every stored key, 20 ms a million of them.
+    gc.collect()
+    gc.freeze()
     print(f"listening on {', '.join(bound)}; admin on {', '.join(admin_bound)}", flush=True)
     progress = asyncio.create_task(_show_prefault(memory, stopping))
     await stopping.wait()

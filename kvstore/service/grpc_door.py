@@ -66,7 +66,8 @@ class _Door:
         """Binds a handler whose messages are all protobuf."""
         codec = {"request_deserializer": _parser(method.request), "response_serializer": _serialize}
         if method.requests and method.responses:
-            return grpc.stream_stream_rpc_method_handler(self._streaming(method.name, handler), **codec)
+            talk = self._streaming(method.name, lambda messages, call: handler(_parsed(messages), call))
+            return grpc.stream_stream_rpc_method_handler(talk, **codec)
         if method.responses:
             return grpc.unary_stream_rpc_method_handler(self._streaming(method.name, handler), **codec)
         return grpc.unary_unary_rpc_method_handler(self._unary(method.name, handler), **codec)
@@ -170,6 +171,14 @@ async def _write(context: grpc.aio.ServicerContext, message: Any, patience_s: fl
     finally:
         if timer is not None:
             timer.cancel()
+
+
+async def _parsed(messages: AsyncIterator[Message | KvStoreError]) -> AsyncIterator[Message]:
+    """Passes on what `_parser` made of a stream. Raises InvalidArgument for garbage."""
+    async for message in messages:
+        if isinstance(message, KvStoreError):
+            raise message
+        yield message
 
 
 async def _decoded(messages: AsyncIterator[bytes]) -> AsyncIterator[Incoming]:

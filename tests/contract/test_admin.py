@@ -66,10 +66,10 @@ async def test_namespaces_are_listed_in_pages(shard: Shard) -> None:
         page = await caller.door.call("ListNamespaces", request)
         names += [n.spec.name for n in page.namespaces]
         pages, token = pages + 1, page.next_page_token
-        assert len(page.namespaces) == 2
+        assert len(page.namespaces) == (2 if token else 1)
         if not token:
             break
-    assert sorted(names) == ["n0", "n1", "n2", "n3", "n4", "probe"]
+    assert sorted(names) == ["n0", "n1", "n2", "n3", "n4"], "the probe's own is nobody's business"
     assert pages == 3
     everything = await caller.door.call("ListNamespaces", admin.ListNamespacesRequest(page_size=1000))
     found = next(n for n in everything.namespaces if n.digest == caller.attached.digest)
@@ -156,7 +156,7 @@ async def test_every_verb_stays_in_its_namespace(shard: Shard) -> None:
     assert await purge(twin, digest=twin.attached.digest) == (1, 0, 4096)
     assert (await owner.get(chain)).parts == V[:2]
     listed = await owner.door.call("ListNamespaces", admin.ListNamespacesRequest())
-    assert {n.spec.name: n.blocks for n in listed.namespaces} == {"owner": 2, "twin": 0, "probe": 0}
+    assert {n.spec.name: n.blocks for n in listed.namespaces} == {"owner": 2, "twin": 0}
 
 
 async def test_a_draining_shard_admits_nothing_new_and_lets_leases_end(shard: Shard) -> None:

@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from kvstore.config import effective, load_config
 from kvstore.service.admin import AdminHandlers
+from kvstore.service.probe import PROBE_TENANT
 from kvstore.service.shell import Call
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, STORE_METHODS
@@ -85,8 +86,9 @@ async def test_a_full_arena_is_not_ill() -> None:
             assert await big.put([key(i)], [value(i, 256 << 10)]) == [COMMITTED]
         lease = await big.lease(keys(0, 16))
         store = local.server.shell.store
-        probed = store.counters()["reserve_calls"]
-        await until(lambda: store.counters()["reserve_calls"] >= probed + 3, "it was not probed")
+        (probed,) = (n.counters for n in store.namespaces if n.spec.tenant == PROBE_TENANT)
+        before = probed["reserve_calls"]
+        await until(lambda: probed["reserve_calls"] >= before + 3, "it was not probed")
         await until_health(local.target, BLOCK_STORE, SERVING)
         assert await big.match(keys(0, 16)) == [HOT] * 16, "the probe took no room from anybody"
         assert await big.release(lease) == [True]
