@@ -250,7 +250,8 @@ class _Cursor:
                 )
             size = min(len(data) - at, plan.lengths[self._index] - self._filled)
             offset = plan.offsets[self._index]
-            if offset >= 0 and self._is_open():
+            if offset >= 0 and lease is not None and self._is_open():
+                lease.landed[self._created] = 0  # Until it is whole: it may have landed before, by another Put.
                 start = offset + self._filled
                 self._view[start : start + size] = data[at : at + size]
             at += size

@@ -71,6 +71,16 @@ async def test_a_second_put_cannot_change_what_is_committed(shard: Shard) -> Non
     assert (await caller.get(keys(0, 2))).parts == V[:2]
 
 
+async def test_a_part_that_is_sent_again_has_landed_only_when_it_is_whole_again(shard: Shard) -> None:
+    caller = await shard.caller()
+    reserved = await caller.reserve([key(0)])
+    await land(caller, reserved.lease, V[0])
+    await land(caller, reserved.lease, V[5][:100])
+    assert await caller.commit(reserved.lease, SUMS[:1]) == [UNFILLED], "half of one value and half of another"
+    assert await caller.fill(reserved.lease, V[5:6]) == [COMMITTED]
+    assert (await caller.get([key(0)])).parts == V[5:6]
+
+
 async def test_states_of_reserve_for_stored_written_and_repeated_keys(shard: Shard) -> None:
     caller, other = await shard.caller(), await shard.caller()
     await caller.put([key(0)], V[:1])
