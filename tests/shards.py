@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from kvstore.core.leases import WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules
-from kvstore.core.reading import AcquireRequest, Acquisition, BlockState, Coverage, Matched
+from kvstore.core.reading import AcquireRequest, Acquisition, Matched
 from kvstore.core.store import Store, StoreSettings
-from kvstore.core.writing import PartState, Reserved, ReserveRequest
+from kvstore.core.writing import Reserved, ReserveRequest
 from kvstore_wire.namespace import Chains, Geometry, Kind, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage, PartState
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE_BYTES = 64 * KIB

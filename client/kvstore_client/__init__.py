@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore_client.errors import Cancelled, ClientClosed, ForkedClient, MalformedAnswer, QueueFull
 from kvstore_client.options import VERIFY_OFF, VERIFY_ON, ClientOptions, Verify
-from kvstore_client.question import OVER, Chain, Coverage, Hint
+from kvstore_client.question import OVER, Chain, Hint
 from kvstore_client.results import (
-    BlockState,
     DeleteResult,
-    DeleteState,
     ExplainResult,
     GetResult,
     MatchResult,
     OverResult,
-    PartState,
     PutResult,
     ReadResult,
     RenewResult,
@@ -27,6 +24,7 @@ from kvstore_client.stats import ClientStats
 from kvstore_wire.errors import CallerError, CapacityError, InvalidArgument, KvStoreError, MediaError, PeerError
 from kvstore_wire.keys import Adapter, Extras, Media, block_key, chain_keys, root_key
 from kvstore_wire.namespace import Attention, Chains, Geometry, Kind, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage, DeleteState, PartState
 
 if TYPE_CHECKING:
     from kvstore_client.blocking import Namespace

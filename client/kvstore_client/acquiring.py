@@ -13,8 +13,8 @@ from kvstore_client.leases import ReadLease
 from kvstore_client.question import Hint, Question
 from kvstore_client.reading import bounded_wait_ms, hint_message
 from kvstore_client.receivers import check_lengths, check_states
-from kvstore_client.results import BlockState
 from kvstore_client.session import Binding, LeaseLife
+from kvstore_wire.states import BlockState
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 

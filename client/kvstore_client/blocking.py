@@ -13,7 +13,7 @@ from kvstore_client.buffers import Entry, size_of
 from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.namespace import AsyncNamespace
-from kvstore_client.question import Coverage, Hint, Keys, Question, question
+from kvstore_client.question import Hint, Keys, Question, question
 from kvstore_client.results import (
     DeleteResult,
     ExplainResult,
@@ -27,6 +27,7 @@ from kvstore_client.results import (
 from kvstore_client.tickets import Job, Ticket
 from kvstore_wire.errors import KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
+from kvstore_wire.states import Coverage
 
 if TYPE_CHECKING:
     from kvstore_client.facade import Client

@@ -9,9 +9,11 @@ from kvstore_client.core import ClientCore
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.grants import Grants
 from kvstore_client.question import Question
-from kvstore_client.results import BlockState, PartState, PutResult, leading
+from kvstore_client.results import PutResult, leading
 from kvstore_client.session import Binding, LeaseLife
+from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument, KvStoreError
+from kvstore_wire.states import BlockState, PartState
 from kvstore_wire.v1 import block_store_pb2 as store
 
 HOT = bytes((BlockState.HOT,))
@@ -84,7 +86,7 @@ class ReadLease(_Lease):
             return False
         life, deadline = self._life, self._core.deadline(deadline_ms)
         life.ended = True
-        parts = [store.CorruptPart(lease=0, part=part) for part in corrupt]
+        parts = [store.CorruptPart(lease=0, part=part) for part in corrupt[: contract.MAX_CORRUPT_PER_CALL]]
         request = store.ReleaseRequest(session=life.session, leases=[life.lease], corrupt=parts)
 
         async def ask() -> bool:

@@ -18,14 +18,12 @@ from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.leases import ReadLease, WriteLease
-from kvstore_client.question import Coverage, Hint, Keys, Question, question
+from kvstore_client.question import Hint, Keys, Question, question
 from kvstore_client.reading import GetCall
 from kvstore_client.receivers import LeaseReceiver, check_states
 from kvstore_client.results import (
     STORED,
-    BlockState,
     DeleteResult,
-    DeleteState,
     ExplainedBlock,
     ExplainResult,
     GetResult,
@@ -41,6 +39,7 @@ from kvstore_client.writing import PutCall, ReserveCall, write_leased
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument, KvStoreError, LeaseExpired
 from kvstore_wire.namespace import Kind, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage, DeleteState
 from kvstore_wire.v1 import block_store_pb2 as store
 
 

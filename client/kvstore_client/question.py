@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -13,16 +12,10 @@ from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.keys import checked_key
 from kvstore_wire.namespace import Chains, NamespaceSpec
+from kvstore_wire.states import Coverage
 from kvstore_wire.v1 import types_pb2 as types
 
 MAX_POSITION = (1 << 32) - 1
-
-
-class Coverage(IntEnum):
-    """How far a batch goes; values are those of the wire."""
-
-    PREFIX = 0
-    EACH = 1
 
 
 @dataclass(frozen=True)

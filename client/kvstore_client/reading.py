@@ -12,12 +12,14 @@ from kvstore_client.buffers import Slices, size_of
 from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.leases import HOT
-from kvstore_client.question import Coverage, Hint, Question
+from kvstore_client.question import Hint, Question
 from kvstore_client.receivers import ChainReceiver, Landed
-from kvstore_client.results import BlockState, GetResult, leading
+from kvstore_client.results import GetResult, leading
 from kvstore_client.session import HINTS, Binding
+from kvstore_wire import limits as contract
 from kvstore_wire.errors import KvStoreError
 from kvstore_wire.namespace import Kind
+from kvstore_wire.states import BlockState, Coverage
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 
@@ -176,7 +178,9 @@ async def report_corrupt(core: ClientCore, piece: Question, parts: Sequence[int]
     corrupt = [
         store.CorruptPart(lease=0, part=hot.index(block) * per_block + part) for block, part in named if block in hot
     ]
-    release = store.ReleaseRequest(session=binding.session, leases=[lease], corrupt=corrupt)
+    release = store.ReleaseRequest(
+        session=binding.session, leases=[lease], corrupt=corrupt[: contract.MAX_CORRUPT_PER_CALL]
+    )
     await core.connection.unary("Release", release, deadline)
 
 

@@ -16,9 +16,9 @@ from kvstore_client.errors import MalformedAnswer
 from kvstore_client.grants import Grants
 from kvstore_client.landing import Landing
 from kvstore_client.options import Verify
-from kvstore_client.question import Coverage, Question
-from kvstore_client.results import BlockState
+from kvstore_client.question import Question
 from kvstore_wire.namespace import Kind, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage
 from kvstore_wire.v1 import block_store_pb2 as store
 
 

@@ -9,49 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from kvstore_wire.errors import KvStoreError
-
-
-class BlockState(IntEnum):
-    """State of one block; values are those of the wire."""
-
-    MISSING = 0
-    HOT = 1
-    WARM = 2
-    IN_FLIGHT = 3
-    BUSY = 4
-    BEYOND = 5
-
-
-class PartState(IntEnum):
-    """State of one part in a write; values are those of the wire."""
-
-    REFUSED = 0
-    CREATED = 1
-    PRESENT = 2
-    IN_FLIGHT = 3
-    COMMITTED = 4
-    FULL = 5
-    QUOTA = 6
-    TOO_LARGE = 7
-    DRAINING = 8
-    BEYOND = 9
-    UNFILLED = 10
-    LOST = 11
-
-
-class DeleteState(IntEnum):
-    """What became of one key; values are those of the wire."""
-
-    NOT_FOUND = 0
-    DELETED = 1
-    DEFERRED = 2
-
+from kvstore_wire.states import BlockState
 
 STORED = bytes((BlockState.HOT, BlockState.WARM))
 

@@ -15,10 +15,11 @@ from kvstore_client.outgoing import Outgoing
 from kvstore_client.question import Hint, Question
 from kvstore_client.reading import hint_message
 from kvstore_client.receivers import check_states
-from kvstore_client.results import PartState, PutResult
+from kvstore_client.results import PutResult
 from kvstore_client.session import Binding, LeaseLife
 from kvstore_wire.errors import KvStoreError, UnknownNamespace, UnknownSession
 from kvstore_wire.namespace import Kind
+from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 

@@ -72,9 +72,11 @@ def _serve(config: Config) -> int:
 async def _run(config: Config) -> int:
     from kvstore.build import build_server
     from kvstore.service.failpoints import ENVIRONMENT, Failpoints
+    from kvstore.service.grpc_door import GRPC_LOGGER, DepartedCallers
     from kvstore.tiers.memory import ArenaMemory
     from kvstore_wire.malloc import keep_freed_memory
 
+    logging.getLogger(GRPC_LOGGER).addFilter(DepartedCallers())
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)

@@ -38,8 +38,8 @@ def leading_blocks(columns: BlockColumns, namespace: Namespace, keys: list[bytes
 
 def each_block(namespace: Namespace, keys: list[bytes]) -> Ids:
     """Returns the block of each key, -1 for those that are not in the index."""
-    get = namespace.blocks.get
-    return np.array([get(key, -1) for key in keys], np.int32)
+    found = list(map(namespace.blocks.get, keys))
+    return np.array([-1 if block is None else block for block in found], np.int32)
 
 
 def _run_length(stored: list[bytes | None], block: int, keys: list[bytes], at: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
@@ -23,24 +22,7 @@ from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
 from kvstore_wire.errors import UnknownSession
-
-
-class BlockState(IntEnum):
-    """State of one block in an answer; values are those of the wire."""
-
-    MISSING = 0
-    HOT = 1
-    WARM = 2
-    IN_FLIGHT = 3
-    BUSY = 4
-    BEYOND = 5
-
-
-class Coverage(IntEnum):
-    """How far a batch goes; values are those of the wire."""
-
-    PREFIX = 0
-    EACH = 1
+from kvstore_wire.states import BlockState, Coverage
 
 
 @dataclass(frozen=True)

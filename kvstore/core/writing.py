@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 
@@ -24,24 +23,7 @@ from kvstore.core.sessions import Session
 from kvstore.core.space import Space
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.namespace import Kind
-
-
-class PartState(IntEnum):
-    """State of one part in an answer; values are those of the wire."""
-
-    REFUSED = 0
-    CREATED = 1
-    PRESENT = 2
-    IN_FLIGHT = 3
-    COMMITTED = 4
-    FULL = 5
-    QUOTA = 6
-    TOO_LARGE = 7
-    DRAINING = 8
-    BEYOND = 9
-    UNFILLED = 10
-    LOST = 11
-
+from kvstore_wire.states import PartState
 
 _RESERVE_COUNTERS = {
     PartState.CREATED: "reserve_created_parts",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from kvstore.core.eviction.base import NO_HINT, TouchHint
 from kvstore.core.namespaces import Namespace
-from kvstore.core.reading import Coverage
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument, Unsupported
 from kvstore_wire.namespace import Kind
+from kvstore_wire.states import Coverage
 from kvstore_wire.v1 import types_pb2 as types
 
 

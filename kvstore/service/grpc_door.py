@@ -26,6 +26,7 @@ from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADA
 
 _LOG = logging.getLogger("kvstore.grpc")
 _GONE_S = 1.0  # Between a failed write and the cancellation of its call: far more than it takes.
+GRPC_LOGGER = "grpc._cython.cygrpc"
 _INFINITE_S = 1e8  # grpc reports a call without a deadline as one that ends centuries from now.
 
 # The client's keepalive (30 s) stays above the minimum that this door allows, or idle clients would be dropped.
@@ -38,6 +39,16 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+class DepartedCallers(logging.Filter):
+    """Keeps from the log what gRPC says, with a traceback each, of callers that left before their answer.
+
+    For the logger GRPC_LOGGER; a program installs it, this module does not.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
 
 
 def store_service(shell: Shell, handlers: StoreHandlers, transfer: InlineTransfer) -> grpc.GenericRpcHandler:

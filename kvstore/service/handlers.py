@@ -42,7 +42,7 @@ class StoreHandlers:
         if len(request.features) > contract.MAX_FEATURES:
             limit = f"{contract.MAX_FEATURES}"
             raise InvalidArgument(f"{len(request.features)} features", field="features", limit=limit)
-        spec = NamespaceSpec.from_message(request.namespace)
+        spec = _spec(request.namespace)
         self._check_sizes(spec)
         session = shell.session(request.session) if request.session else self._new_session(request)
         try:
@@ -153,6 +153,9 @@ class StoreHandlers:
     def release(self, request: pb.ReleaseRequest, call: Call) -> pb.ReleaseResponse:
         session = self._shell.session(request.session)
         checks.at_most_leases(request.leases)
+        if len(request.corrupt) > contract.MAX_CORRUPT_PER_CALL:  # Each is hashed on the spot.
+            limit = f"{contract.MAX_CORRUPT_PER_CALL}"
+            raise InvalidArgument(f"{len(request.corrupt)} parts", field="corrupt", limit=limit)
         for item in request.corrupt:
             self._check_corrupt(session, request.leases, item)
         valid = self._for_each(request.leases, lambda i: self._shell.store.release(session, i, self._shell.now()))
@@ -317,6 +320,15 @@ async def _drain(pulses: AsyncIterator[pb.SessionPulse], board: NoticeBoard) -> 
             pass
     finally:
         board.post(None)
+
+
+def _spec(message: types.NamespaceSpec) -> NamespaceSpec:
+    """Raises InvalidArgument, its field named from the request down."""
+    try:
+        return NamespaceSpec.from_message(message)
+    except InvalidArgument as error:
+        field = error.field if error.field.startswith("namespace") else f"namespace.{error.field}"
+        raise InvalidArgument(error.message, field=field, limit=error.limit) from None
 
 
 def _common_version(request: pb.AttachRequest) -> int:

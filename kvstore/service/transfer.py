@@ -15,11 +15,12 @@ import numpy as np
 
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.sessions import Session
-from kvstore.core.writing import PartState, ReserveRequest
+from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
 from kvstore.service.handlers import StoreHandlers, retry_after_ms
 from kvstore.service.shell import Call, Shell
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, LeaseExpired
+from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as pb
 
 

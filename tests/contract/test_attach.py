@@ -97,7 +97,7 @@ async def test_fields_out_of_their_limits(shard: Shard, change: dict[str, object
         setattr(request.namespace, name, changed)
     with pytest.raises(InvalidArgument) as caught:
         await shard.door().call("Attach", request)
-    assert caught.value.field == field
+    assert caught.value.field == "namespace." + field.removeprefix("namespace.")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ async def test_geometries_out_of_their_limits(shard: Shard, name: str, changed: 
     setattr(request.namespace.geometry, name, changed)
     with pytest.raises(InvalidArgument) as caught:
         await shard.door().call("Attach", request)
-    assert caught.value.field == f"geometry.{name}"
+    assert caught.value.field == f"namespace.geometry.{name}"
 
 
 async def test_parts_per_block_at_and_above_the_limit(shard: Shard) -> None:
@@ -145,7 +145,7 @@ async def test_facts_are_few_and_unique_and_their_order_does_not_matter(shard: S
         request.namespace.facts.extend(wrong)
         with pytest.raises(InvalidArgument) as caught:
             await shard.door().call("Attach", request)
-        assert caught.value.field == "facts"
+        assert caught.value.field == "namespace.facts"
 
 
 async def test_client_text_and_features_at_and_above_their_limits(shard: Shard) -> None:

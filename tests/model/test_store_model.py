@@ -14,10 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.core.counters import Removal
 from kvstore.core.leases import TICK_S
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.reading import Acquisition, BlockState, Coverage
+from kvstore.core.reading import Acquisition
 from kvstore.core.store import SessionEnded
-from kvstore.core.writing import PartState, Reserved
+from kvstore.core.writing import Reserved
 from kvstore_wire.namespace import Chains, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.model.naive import ABSENT, PRESENT, RESERVED, NaiveBlock, NaiveNamespace, NaiveRead, NaiveWrite
 from tests.shards import KIB, PAGE_BYTES, Client, Shard, block_states, key, kv_spec, opaque_spec, part_states
 

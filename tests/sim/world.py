@@ -15,11 +15,11 @@ import pytest
 
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules
-from kvstore.core.reading import Acquisition, BlockState, Coverage, Step
+from kvstore.core.reading import Acquisition, Step
 from kvstore.core.store import Wake
-from kvstore.core.writing import PartState
 from kvstore_wire.errors import UnknownSession
 from kvstore_wire.namespace import Chains, Kind, NamespaceSpec
+from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import KIB, PAGE_BYTES, Client, Shard, kv_spec, opaque_spec
 
 SPECS: list[NamespaceSpec] = [

@@ -16,7 +16,7 @@ from kvstore_client.landing import Landing
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.question import question
 from kvstore_client.receivers import ChainReceiver, LeaseReceiver
-from kvstore_client.results import BlockState
+from kvstore_wire.states import BlockState
 from kvstore_wire.v1 import block_store_pb2 as store
 
 GEOMETRY = Geometry(block_tokens=16, dtype="bfloat16", layers=4, kv_heads=2, head_dim=64, layer_groups=2)

@@ -18,14 +18,13 @@ from kvstore_client import (
     NamespaceSpec,
     Verify,
 )
-from kvstore_client import results as client_results
 from kvstore_client.batches import runs, sized_runs
 from kvstore_client.deadline import Deadline
 from kvstore_client.question import question
 from kvstore_client.quiet import QuietLog
 from kvstore_client.stats import Counters
 from kvstore_client.target import checked_target
-from kvstore_wire import errors
+from kvstore_wire import errors, states
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 
@@ -173,9 +172,9 @@ def test_batches_cover_everything_once() -> None:
 @pytest.mark.parametrize(
     ("mine", "wire", "prefix"),
     [
-        (client_results.BlockState, types.BlockState, "BLOCK_STATE_"),
-        (client_results.PartState, types.PartState, "PART_STATE_"),
-        (client_results.DeleteState, store.DeleteState, "DELETE_STATE_"),
+        (states.BlockState, types.BlockState, "BLOCK_STATE_"),
+        (states.PartState, types.PartState, "PART_STATE_"),
+        (states.DeleteState, store.DeleteState, "DELETE_STATE_"),
         (Coverage, types.Coverage, "COVERAGE_"),
     ],
 )

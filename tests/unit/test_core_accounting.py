@@ -6,11 +6,10 @@ import pytest
 
 from kvstore.core.counters import NAMESPACE_COUNTERS, Counters
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.reading import BlockState, Coverage
 from kvstore.core.store import NamespacePurged, SessionEnded
-from kvstore.core.writing import PartState
 from kvstore_wire.errors import InvalidArgument, NamespaceMismatch, TableFull
 from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
+from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Shard, fill, key, keys, kv_spec
 
 SLOTS = PAGE_BYTES // 4096

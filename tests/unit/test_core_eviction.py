@@ -13,12 +13,11 @@ import pytest
 from kvstore.core.columns import Flags, Ids, Places
 from kvstore.core.eviction.base import BlockQueue
 from kvstore.core.namespaces import Namespace
-from kvstore.core.reading import BlockState, Coverage
-from kvstore.core.writing import PartState
 from kvstore.workload.generate import generate_trace
 from kvstore.workload.profiles import API, CHAT, Profile
 from kvstore.workload.reuse import tail_first_lru
 from kvstore.workload.trace import Trace
+from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Client, Shard, fill, key, keys, kv_spec
 
 SLOTS = PAGE_BYTES // 4096

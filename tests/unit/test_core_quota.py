@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.namespaces import Namespace, NamespaceRules
-from kvstore.core.writing import PartState
+from kvstore_wire.states import PartState
 from tests.shards import KIB, PAGE_BYTES, Client, Shard, key, keys, kv_spec
 
 SLOTS = PAGE_BYTES // 4096

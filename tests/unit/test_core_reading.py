@@ -6,10 +6,10 @@ import pytest
 
 from kvstore.core.leases import ReadLease
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.reading import Acquisition, BlockState, Coverage
+from kvstore.core.reading import Acquisition
 from kvstore.core.store import LeasesEnded, Wake
-from kvstore.core.writing import PartState
 from kvstore_wire.errors import TableFull, UnknownNamespace, UnknownSession
+from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Client, Shard, block_states, fill, key, keys, kv_spec
 
 HOT, MISSING, BEYOND = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.core.arena import slot_bytes_exact, slot_bytes_stepped
 from kvstore.core.namespaces import Namespace
-from kvstore.core.writing import PartState
+from kvstore_wire.states import PartState
 from tests.shards import KIB, MIB, PAGE_BYTES, Client, Shard, fill, key, keys, kv_spec, opaque_spec
 
 CREATED, FULL = PartState.CREATED, PartState.FULL

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.reading import BlockState
-from kvstore.core.writing import PartState
 from kvstore_wire.errors import InvalidArgument, TableFull
 from kvstore_wire.namespace import Chains
+from kvstore_wire.states import BlockState, PartState
 from tests.shards import KIB, PAGE_BYTES, Shard, block_states, fill, key, keys, kv_spec, opaque_spec, part_states
 
 SLOTS = PAGE_BYTES // 4096

@@ -6,10 +6,9 @@ import pytest
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 
-from kvstore.core.reading import BlockState, Coverage
-from kvstore.core.writing import PartState
 from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, STORE_METHODS, Method
 from kvstore_wire.namespace import Attention, Chains, Kind
+from kvstore_wire.states import BlockState, Coverage, PartState
 from kvstore_wire.v1 import admin_pb2 as admin
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types

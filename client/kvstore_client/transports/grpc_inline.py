@@ -10,9 +10,9 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
-from kvstore_client.results import PartState
 from kvstore_client.transports.base import Receiver
 from kvstore_wire.inline import encode_data
+from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as store
 
 
