@@ -61,8 +61,6 @@ def server_flags(size: ShardSize, plan: Plan) -> list[str]:
         "limits.max_part": size.slot_bytes,
         "limits.max_call_bytes": call_bytes,
         "limits.max_blocks_per_call": call_blocks,
-        # A probe's own block is of another size class than large parts and would take a page from them.
-        "health.probe_interval": "1m",
     }
     return [item for key, value in options.items() for item in (f"--{key}", str(value))]
 

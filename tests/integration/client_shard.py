@@ -12,8 +12,9 @@ import sys
 class ShardProcess:
     """`kvstore serve` on one address; may be killed and started again."""
 
-    def __init__(self, *flags: str) -> None:
-        self.target = f"127.0.0.1:{_free_port()}"
+    def __init__(self, *flags: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.port = port or _free_port()
+        self.target = f"{host}:{self.port}"
         self._flags = flags
         self._process: subprocess.Popen[str] | None = None
 
