@@ -22,6 +22,7 @@ from kvstore_client.transports.base import Transport
 from kvstore_client.transports.grpc_inline import GrpcInline
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError, UnknownNamespace, UnknownSession, Unreachable
 from kvstore_wire.namespace import NamespaceSpec
+from kvstore_wire.waiting import acquired_within
 
 MAX_BACKGROUND_TASKS = 256  # Releases and reports on their way; what is beyond ends with its lease's deadline.
 
@@ -109,10 +110,8 @@ class ClientCore:
     @asynccontextmanager
     async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
         if self._slots.locked():
-            try:
-                await asyncio.wait_for(self._slots.acquire(), deadline.remaining_s())
-            except asyncio.TimeoutError:
-                raise DeadlineExceeded("the deadline passed while other calls ran") from None
+            if not await acquired_within(deadline.remaining_s(), self._slots):
+                raise DeadlineExceeded("the deadline passed while other calls ran")
         else:
             await self._slots.acquire()
         try:

@@ -21,6 +21,7 @@ from kvstore_wire.limits import PROTOCOL_VERSION
 from kvstore_wire.namespace import Chains, Kind, NamespaceSpec
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
+from kvstore_wire.waiting import within
 
 _LOG = logging.getLogger("kvstore.probe")
 PROBE_TENANT = "kvstore.probe"
@@ -66,7 +67,7 @@ class Probe:
             return
         started = self._shell.now()
         try:
-            await asyncio.wait_for(self.once(), self._timeout_s)
+            await within(self._timeout_s, self.once())
             if self._shell.now() - started > self._timeout_s:  # A loop that stands still cannot strike in time.
                 raise asyncio.TimeoutError
         except (KvStoreError, AssertionError, asyncio.TimeoutError) as error:

@@ -21,6 +21,7 @@ from kvstore.service.latency import Latencies
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
+from kvstore_wire.waiting import within
 
 _LOG = logging.getLogger("kvstore.shell")
 MAX_NOTICES = 1024  # A client that does not read loses the oldest; notices are advice, leases end without them.
@@ -118,7 +119,7 @@ class Shell:
             return True
         event = self._waiters[id(acquisition)] = asyncio.Event()
         try:
-            await asyncio.wait_for(event.wait(), max(0.0, until - self.now()))
+            await within(max(0.0, until - self.now()), event.wait())
         except asyncio.TimeoutError:
             return False
         finally:

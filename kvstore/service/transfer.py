@@ -22,6 +22,7 @@ from kvstore.service.shell import Call, Shell
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, LeaseExpired
 from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as pb
+from kvstore_wire.waiting import acquired_within
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,8 @@ class InlineTransfer:
 
     async def _enter(self, call: Call) -> None:
         left = None if call.deadline is None else max(0.0, call.deadline - self._shell.now())
-        try:
-            await asyncio.wait_for(self._slots.acquire(), left)
-        except asyncio.TimeoutError:
-            raise DeadlineExceeded("too many Get streams are being sent") from None
+        if not await acquired_within(left, self._slots):
+            raise DeadlineExceeded("too many Get streams are being sent")
 
     async def _send_lease(self, lease: ReadLease) -> AsyncIterator[Outgoing]:
         offsets, lengths, checksums = self._shell.store.part_views(lease.parts)
