@@ -41,6 +41,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+class _CallerGone(Exception):
+    """The caller of a stream left in the middle: nobody is there to be told."""
+
+
 class DepartedCallers(logging.Filter):
     """Keeps from the log what gRPC says, with a traceback each, of callers that left before their answer.
 
@@ -145,6 +149,8 @@ class _Door:
                 async with contextlib.aclosing(handler(request, self._call(context))) as answers:
                     async for answer in answers:
                         await _write(context, answer, patience_s)
+            except _CallerGone:
+                _LOG.debug("the caller of %s left", name)
             except KvStoreError as error:
                 await _abort(context, error)
             except Exception as error:  # noqa: BLE001 - the outermost loop of the door
@@ -176,8 +182,10 @@ async def _write(context: grpc.aio.ServicerContext, message: Any, patience_s: fl
         if not stalled.is_set():
             raise
         raise LeaseExpired(f"the caller took nothing for {patience_s:g} s", field="lease") from None
-    except Exception:
-        await asyncio.sleep(_GONE_S)  # The caller has gone: grpc cancels this call in a moment.
+    except Exception as error:
+        await asyncio.sleep(_GONE_S)  # Where the caller has gone, grpc cancels this call in a moment.
+        if type(error).__name__ == "ExecuteBatchError":  # It has gone, and grpc is late. The class is private to grpc.
+            raise _CallerGone from error
         raise
     finally:
         if timer is not None:
