@@ -85,7 +85,8 @@ class AsyncNamespace:
     ) -> GetResult:
         """Reads blocks and checks what landed; cut to the shard's limits.
 
-        Shapes: `into` has one entry for each part, in key then part order: a writable buffer or a list of them.
+        Shapes: `into` has one entry for each part, in key then part order: a writable buffer or a list of them. No two
+        may share memory: each part is checked as it lands, and what lands later overwrites it.
         KV: each entry holds exactly part_bytes. OPAQUE: one that is too small makes its block a miss.
         Owns: the client writes to `into` until this returns. Only HOT blocks hold data; treat all else as undefined.
         `wait_ms`: how long blocks in flight may be waited for, at most three quarters of the time left.

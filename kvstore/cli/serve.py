@@ -64,7 +64,7 @@ def _serve(config: Config) -> int:
 
     try:
         return int(uvloop.run(_run(config)))
-    except OSError as error:
+    except (OSError, MemoryError) as error:  # The arena, its tables, or an address cannot be had.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.FAILED
 

@@ -149,6 +149,12 @@ class ArenaMap:
             found = self.classes[key] = SizeClass(key)
         return found
 
+    def forget(self, key: ClassKey) -> None:
+        """Drops a class that has no page and waits for none; one that does stays."""
+        group = self.classes.get(key)
+        if group is not None and not group.pages and not group.draining_in:
+            del self.classes[key]
+
     def page_at(self, offset: int) -> Page:
         if offset < self.capacity_bytes:
             return self.pages[offset // self.page_bytes]

@@ -9,6 +9,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from kvstore.core.namespaces import Namespace
 from kvstore_wire.errors import TableFull
 
 TICK_S = 0.25  # Width of a sweep bucket: an ended lease's slots come back at most this late.
+SWEEP_LEASES = 1024  # Ended by one sweep, so that the calls of others pass in between: about 25 ms.
 NO_IDS: Ids = np.empty(0, np.int32)
 
 
@@ -101,14 +103,18 @@ class LeaseTable:
             self._bucket(lease.deadline).discard(lease.id)
 
     def take_expired(self, now: float) -> list[Lease]:
-        """Ends and returns the leases whose deadline has passed, oldest bucket first."""
+        """Ends and returns leases whose deadline has passed, oldest bucket first, at most SWEEP_LEASES of them."""
         last = int(now / TICK_S)
         due = sorted(b for b in self._buckets if b < last)
-        expired = [self._leases[i] for b in due for i in sorted(self._buckets[b])]
+        expired: list[Lease] = []
+        for number in due:
+            bucket = self._buckets[number]
+            expired += [self._leases[i] for i in sorted(islice(bucket, SWEEP_LEASES - len(expired)))]
         for lease in expired:
             self.end(lease)
-        for bucket in due:
-            del self._buckets[bucket]
+        for number in due:
+            if not self._buckets[number]:
+                del self._buckets[number]
         return expired
 
     def _bucket(self, deadline: float) -> set[int]:

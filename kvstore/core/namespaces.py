@@ -12,6 +12,8 @@ from kvstore.core.eviction.base import BlockQueue, EvictionPolicy
 from kvstore_wire.errors import NamespaceMismatch, TableFull
 from kvstore_wire.namespace import Chains, Kind, NamespaceSpec
 
+NAMES_PER_NAMESPACE = 16  # On average, over all of a shard.
+
 
 @dataclass(frozen=True)
 class NamespaceRules:
@@ -72,7 +74,8 @@ class Namespace:
 
 
 class NamespaceTable:
-    """Finds namespaces by digest; binds each (tenant, name) to one digest."""
+    """Finds namespaces by digest; binds each (tenant, name) to one digest, and forgets the name longest not attached
+    where there are too many of them."""
 
     def __init__(
         self,
@@ -92,6 +95,10 @@ class NamespaceTable:
 
     def __len__(self) -> int:
         return len(self._by_digest)
+
+    @property
+    def name_count(self) -> int:
+        return len(self._by_name)
 
     def at(self, index: int) -> Namespace:
         """Returns the namespace of a block's `namespace` column."""
@@ -115,12 +122,15 @@ class NamespaceTable:
         if bound is not None:
             return self._same(bound, spec)
         found = self._by_digest.get(spec.digest) or self._add(spec)
+        if len(self._by_name) >= NAMES_PER_NAMESPACE * self._limit:
+            del self._by_name[next(iter(self._by_name))]
         self._by_name[spec.tenant, spec.name] = found
         return found
 
     def _same(self, bound: Namespace, spec: NamespaceSpec) -> Namespace:
         difference = bound.spec.difference(spec)
         if difference is None:
+            self._by_name[spec.tenant, spec.name] = self._by_name.pop((spec.tenant, spec.name))
             return bound
         if not bound.sessions and not bound.hot_bytes:  # An empty, unused namespace does not hold its name for ever.
             self._drop(bound)

@@ -163,7 +163,7 @@ class Reader:
         coverage, first = acq.request.coverage, acq.next
         at, blocks = self._known(acq.namespace, keys, coverage)
         ready, reserved, rows = self._ready(acq.namespace, blocks, acq.request.parts, now)
-        states = np.zeros(len(keys), np.uint8)
+        states: Bytes = np.zeros(len(keys), np.uint8)
         states[at] = np.where(ready, np.uint8(BlockState.HOT), np.where(reserved, np.uint8(BlockState.IN_FLIGHT), 0))
         end = self._end(states, coverage, stop_at_flight=stop_at_flight)
         waits = stop_at_flight and end < len(keys) and states[end] == BlockState.IN_FLIGHT

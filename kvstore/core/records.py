@@ -207,8 +207,12 @@ class Records:
         """Drops the cohorts of a namespace that no longer exists; it must have no blocks."""
         index = namespace.index
         self.namespaces.pop(index, None)
-        for cohorts in self.cohorts.values():
+        for key, cohorts in list(self.cohorts.items()):
             cohorts.pop(index, None)
+            if not cohorts:
+                del self.cohorts[key]
+                self.arena.forget(key)
+        self.arena.forget(ClassKey(namespace.kv_slot_bytes, namespace.pool))  # Where no slot was ever to be had.
 
     def _policy_of(self, block: int) -> EvictionPolicy:
         namespace = self.namespaces[int(self.blocks.namespace[block])]
@@ -239,7 +243,7 @@ class Records:
             "of namespaces": sum(n.hot_bytes for n in self.namespaces.values()),
         }
         wrong = [f"{name}: counted {counted[name]}, kept {kept[name]}" for name in kept if counted[name] != kept[name]]
-        if blocks.holds[:rows].min(initial=0) < 0:
+        if (blocks.holds[:rows] < 0).any():
             wrong.append("a block has a negative number of holds")
         return "; ".join(wrong)
 

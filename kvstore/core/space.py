@@ -11,6 +11,8 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,11 +57,25 @@ class _Need:
     within: bool
 
 
+class _Rank(NamedTuple):
+    """How soon a class gives a page to another: the least first. `order` decides between equals."""
+
+    last_resort: bool
+    idle_since: float
+    order: int
+    key: ClassKey
+
+
 class Space:
     """Allocates slots, evicting as the rules above say."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
+        self._ranks: dict[bool, list[_Rank]] = {}  # Classes by rank, as read in this call; by `_Need.within`.
+
+    def start(self) -> None:
+        """Begins a call: what was read in the one before may hold no more."""
+        self._ranks.clear()
 
     def allocate(self, namespace: Namespace, owners: Ids, *, slot_bytes: int, now: float) -> Longs:
         """Gives slots to the first owners (parts); fewer than asked when nothing more may be evicted now."""
@@ -149,10 +165,42 @@ class Space:
         return best if best is None or len(found) > 1 else replace(best, alone=True)
 
     def _donor(self, need: _Need) -> Candidate | None:
-        """The cohort of another class whose next victim has been idle longest."""
-        keys = [key for key in self._records.cohorts if key != need.key and not self._records.arena.is_home(key)]
-        found = [c for c in (self._candidate(key, need) for key in keys) if c is not None]
-        return min(found, key=lambda c: (c.last_resort, c.idle_since), default=None)
+        """The cohort of another class whose next victim has been idle longest.
+
+        In one call victims go and nothing gets older, so that a class keeps its rank or sinks: the first one whose
+        rank, read again, is what it was is the first of all.
+        Source: 4,000 values of mixed sizes into a full shard of 400 namespaces took 30 s with every class read anew.
+        """
+        ranks = self._ranks.get(need.within)
+        if ranks is None:
+            ranks = self._ranks[need.within] = self._ranked(need)
+        kept: list[_Rank] = []
+        found: Candidate | None = None
+        while ranks and found is None:
+            rank = heappop(ranks)
+            if rank.key == need.key:
+                kept.append(rank)
+                continue
+            candidate = self._candidate(rank.key, need)
+            if candidate is None:
+                continue
+            again = _Rank(candidate.last_resort, candidate.idle_since, rank.order, rank.key)
+            if again == rank:
+                found = candidate
+                kept.append(rank)
+            else:
+                heappush(ranks, again)
+        for rank in kept:
+            heappush(ranks, rank)
+        return found
+
+    def _ranked(self, need: _Need) -> list[_Rank]:
+        """The ranks of all classes that may give, as a heap."""
+        keys = [key for key in self._records.cohorts if not self._records.arena.is_home(key)]
+        found = [(order, self._candidate(key, need)) for order, key in enumerate(keys)]
+        ranks = [_Rank(c.last_resort, c.idle_since, order, c.key) for order, c in found if c is not None]
+        heapify(ranks)
+        return ranks
 
     def _take(self, candidate: Candidate, count: int) -> int:
         """Evicts blocks of a cohort for `count` slots; returns how many blocks went."""

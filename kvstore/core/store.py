@@ -6,14 +6,14 @@ left in `effects`, which the shell takes after each call. Only one caller at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from kvstore.core.arena import SLOT_UNIT_BYTES, SPARE_POOL, ArenaMap, ClassKey
-from kvstore.core.columns import Ids
+from kvstore.core.columns import Floats, Ids
 from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
 from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
@@ -42,6 +42,9 @@ class StoreSettings:
     homes: tuple[ClassKey, ...] = ()
 
 
+# One step of long work, 4 ms: others' calls pass in between, and each of them takes a few turns of the event loop.
+STEP_BLOCKS = 512
+EXPIRED_BLOCKS_PER_TICK = 2048
 PROBE_HOME = ClassKey(SLOT_UNIT_BYTES, SPARE_POOL)  # One slot for the health probe, beside the capacity.
 
 
@@ -214,22 +217,41 @@ class Store:
 
     def purge(self, chosen: Callable[[Namespace], bool], *, created_before: float) -> Purged:
         """Removes the blocks of the chosen namespaces that were made before a time."""
-        total = deferred = freed = 0
-        for namespace in self.namespaces:
-            if not chosen(namespace):
-                continue
-            rows = np.fromiter(namespace.blocks.values(), np.int32, len(namespace.blocks))
-            for block in rows[self.records.blocks.created[rows] < created_before].tolist():
-                parts = int(self.records.blocks.present[block]) + int(self.records.blocks.reserved[block])
-                freed += parts * self.records.slot_bytes(block)
-                total += 1
-                deferred += not self.records.unlink(block, Removal.PURGED)
-            self._tell_purged(namespace)
-        return Purged(total, deferred, freed)
+        *_, done = self.purge_in_steps(chosen, created_before=created_before)
+        return done
 
-    def _tell_purged(self, namespace: Namespace) -> None:
+    def purge_in_steps(self, chosen: Callable[[Namespace], bool], *, created_before: float) -> Iterator[Purged]:
+        """As `purge`, step by step: yields what it has removed so far.
+
+        Others may call in between: what they write meanwhile stays. The sessions hear of it at the end.
+        """
+        total = deferred = freed = 0
+        emptied = [namespace for namespace in self.namespaces if chosen(namespace)]
+        for namespace in emptied:
+            rows = np.fromiter(namespace.blocks.values(), np.int32, len(namespace.blocks))
+            rows = rows[self.records.blocks.created[rows] < created_before]
+            created = self.records.blocks.created[rows]
+            for at in range(0, len(rows), STEP_BLOCKS):
+                end = at + STEP_BLOCKS
+                for block in self._unchanged(namespace, rows[at:end], created[at:end]):
+                    parts = int(self.records.blocks.present[block]) + int(self.records.blocks.reserved[block])
+                    freed += parts * self.records.slot_bytes(block)
+                    total += 1
+                    deferred += not self.records.unlink(block, Removal.PURGED)
+                yield Purged(total, deferred, freed)
+        self._tell_purged(emptied)
+        yield Purged(total, deferred, freed)
+
+    def _unchanged(self, namespace: Namespace, rows: Ids, created: Floats) -> list[int]:
+        """Those of a namespace's rows that still hold the block made at that time."""
+        blocks = self.records.blocks
+        same = (blocks.created[rows] == created) & (blocks.namespace[rows] == namespace.index) & ~blocks.doomed[rows]
+        return [row for row in rows[same].tolist() if blocks.key[row] is not None]
+
+    def _tell_purged(self, emptied: Sequence[Namespace]) -> None:
+        purged = frozenset(emptied)
         for session in self.sessions:
-            handles = [h for h, n in session.namespaces.items() if n is namespace]
+            handles = [h for h, n in session.namespaces.items() if n in purged]
             self._effects.extend(NamespacePurged(session.id, h) for h in handles)
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -247,15 +269,20 @@ class Store:
             self._effects.append(LeasesEnded(session_id, tuple(ids)))
         for session in self.sessions.unopened(now):
             self.end_session(session, now)
+        left = EXPIRED_BLOCKS_PER_TICK
         for namespace in self.namespaces:
-            self._expire(namespace, now)
+            if left > 0:  # The rest goes with the next ticks; nobody is served a block past its life.
+                left -= self._expire(namespace, left, now)
 
-    def _expire(self, namespace: Namespace, now: float) -> None:
+    def _expire(self, namespace: Namespace, most: int, now: float) -> int:
+        """Removes blocks past their life, about `most`; returns how many went."""
         if namespace.expiry is None or namespace.rules.ttl_s is None:
-            return
+            return 0
         limit = now - namespace.rules.ttl_s
-        for block in namespace.expiry.take_while_older(limit, self.records.blocks.created).tolist():
+        old = namespace.expiry.take_while_older(limit, self.records.blocks.created, most)
+        for block in old.tolist():
             self.records.unlink(block, Removal.TTL)
+        return len(old)
 
     # -- looking -------------------------------------------------------------------------------------------------
 

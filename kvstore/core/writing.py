@@ -114,6 +114,7 @@ class Writer:
         """
         chosen = request.parts or tuple(range(namespace.parts_per_block))
         lease = WriteLease(self.leases.new_id(), session.id, namespace, now + request.lease_s)
+        self.space.start()
         plan = self._plan(namespace, request, chosen, now)
         self._check_size(namespace, plan.wishes)
         # Before this call's own holds, which end with it and are no leases.

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from kvstore.core.namespaces import Namespace
+from kvstore.core.store import Purged
 from kvstore.service.shell import Call, Shell
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import admin_pb2 as pb
@@ -58,7 +59,7 @@ class AdminHandlers:
         token = rest[size - 1].spec.digest.hex() if len(rest) > size else ""
         return pb.ListNamespacesResponse(namespaces=[_status(n) for n in rest[:size]], next_page_token=token)
 
-    def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
+    async def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
         if not (request.HasField("tenant") or request.digest or request.older_than_ms or request.all):
             raise InvalidArgument("say tenant, digest, older_than_ms or all", field="selector")
 
@@ -68,8 +69,11 @@ class AdminHandlers:
             return tenant_fits and (not request.digest or spec.digest == request.digest)
 
         before = self._shell.now() - request.older_than_ms / 1000 if request.older_than_ms else float("inf")
-        done = self._shell.store.purge(chosen, created_before=before)
-        self._shell.settle()
+        done = Purged(0, 0, 0)
+        for step in self._shell.store.purge_in_steps(chosen, created_before=before):
+            done = step
+            self._shell.settle()
+            await asyncio.sleep(0)
         return pb.PurgeResponse(blocks=done.blocks, deferred_blocks=done.deferred_blocks, bytes=done.bytes)
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from kvstore.core.columns import PRESENT, RESERVED
 from kvstore.core.namespaces import Namespace
-from kvstore.core.store import Store
+from kvstore.core.store import STEP_BLOCKS, Store
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
 
 
-def explain(store: Store, namespace: Namespace, keys: Sequence[bytes], now: float) -> pb.ExplainResponse:
-    """Describes each key's block; changes nothing."""
+async def explain(store: Store, namespace: Namespace, keys: Sequence[bytes], now: float) -> pb.ExplainResponse:
+    """Describes each key's block; changes nothing. Calls of others pass in between."""
     fields = [types.Fact(name=name, value=shown) for name, shown, _ in namespace.spec.canonical_fields()]
     answer = pb.ExplainResponse(fields=fields, digest=namespace.spec.digest)
-    for key in keys:
+    for i, key in enumerate(keys, start=1):
         answer.blocks.append(_explained(store, namespace, key, now))
+        if i % STEP_BLOCKS == 0:
+            await asyncio.sleep(0)
     missing = (i for i, b in enumerate(answer.blocks) if b.state not in (types.BLOCK_STATE_HOT, types.BLOCK_STATE_WARM))
     first = next(missing, None)
     if first is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import re
 import time
@@ -112,8 +113,9 @@ class _Door:
 
         return grpc.stream_unary_rpc_method_handler(put, request_deserializer=None, response_serializer=_serialize)
 
-    def _unary(self, name: str, handler: Callable[..., Message]) -> Callable[..., Any]:
+    def _unary(self, name: str, handler: Callable[..., Any]) -> Callable[..., Any]:
         before, after = f"before.{name}", f"after.{name}"
+        waits = inspect.iscoroutinefunction(handler)
 
         async def unary(request: Message | KvStoreError, context: grpc.aio.ServicerContext) -> Message:
             started = time.perf_counter_ns()
@@ -121,7 +123,8 @@ class _Door:
                 if isinstance(request, KvStoreError):
                     raise request
                 await self._shell.failpoints.hit(before)
-                answer = handler(request, self._call(context))
+                made = handler(request, self._call(context))
+                answer: Message = await made if waits else made
                 await self._shell.failpoints.hit(after)
                 return answer
             except KvStoreError as error:

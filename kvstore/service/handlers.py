@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 import xxhash
 
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.reading import AcquireRequest, Acquisition, Step
 from kvstore.core.sessions import Session
+from kvstore.core.store import STEP_BLOCKS
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
 from kvstore.service.explain import explain
@@ -25,6 +27,7 @@ from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
 
 RETRY_FULL_MS = 20
+Wait: TypeAlias = "Callable[[Acquisition, float], Awaitable[bool]]"
 FEATURES: tuple[str, ...] = ()
 
 
@@ -128,8 +131,12 @@ class StoreHandlers:
         )
         return self._shell.store.reader.begin(session, namespace, wanted)
 
-    async def steps(self, acquisition: Acquisition, wait_s: float, call: Call) -> AsyncIterator[Step]:
-        """Steps an Acquire until it is settled or the wait is over, whichever is first."""
+    async def steps(
+        self, acquisition: Acquisition, wait_s: float, call: Call, wait: Wait | None = None
+    ) -> AsyncIterator[Step]:
+        """Steps an Acquire until it is settled or the wait is over, whichever is first. `wait` stands in for
+        `Shell.wait_for_change`."""
+        wait = wait or self._shell.wait_for_change
         reader, shell = self._shell.store.reader, self._shell
         start = shell.now()
         until = start + wait_s if call.deadline is None else min(start + wait_s, call.deadline)
@@ -138,7 +145,7 @@ class StoreHandlers:
             while not step.settled:
                 if step.states:
                     yield step
-                changed = await shell.wait_for_change(acquisition, until)
+                changed = await wait(acquisition, until)
                 step = reader.step(acquisition, shell.now()) if changed else reader.finish(acquisition, shell.now())
             yield step
         finally:
@@ -197,11 +204,15 @@ class StoreHandlers:
         self._shell.settle()
         return pb.AbortResponse(valid=valid)
 
-    def delete(self, request: pb.DeleteRequest, call: Call) -> pb.DeleteResponse:
+    async def delete(self, request: pb.DeleteRequest, call: Call) -> pb.DeleteResponse:
         namespace = self._shell.session(request.session).namespace(request.namespace)
         checks.checked_keys(request.keys, field="keys", limit=self._shell.limits.max_match_blocks)
-        states = self._shell.store.delete(namespace, request.keys)
-        self._shell.settle()
+        states = b""
+        for at in range(0, len(request.keys), STEP_BLOCKS):
+            if at:
+                await asyncio.sleep(0)
+            states += self._shell.store.delete(namespace, request.keys[at : at + STEP_BLOCKS])
+            self._shell.settle()
         return pb.DeleteResponse(states=states)
 
     def over(self, request: pb.OverRequest, call: Call) -> pb.OverResponse:
@@ -212,10 +223,10 @@ class StoreHandlers:
         namespace.counters.add("over_blocks", blocks)
         return pb.OverResponse(blocks=0)
 
-    def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
+    async def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
         namespace = self._shell.session(request.session).namespace(request.namespace)
         keys = self._shell.checks.keys(request.chain, self._shell.limits.max_match_blocks)
-        return explain(self._shell.store, namespace, keys, self._shell.now())
+        return await explain(self._shell.store, namespace, keys, self._shell.now())
 
     # -- shared with the inline transfers --------------------------------------------------------------------------
 

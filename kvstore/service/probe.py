@@ -97,7 +97,8 @@ class Probe:
             if isinstance(out, Payload):
                 got += b"".join(out.pieces)
         assert got == value or not got, "get returned other bytes than were put"
-        self._handlers.delete(pb.DeleteRequest(session=self._session, namespace=self._namespace, keys=[key]), call)
+        delete = pb.DeleteRequest(session=self._session, namespace=self._namespace, keys=[key])
+        await self._handlers.delete(delete, call)
 
     def _open(self) -> None:
         request = pb.AttachRequest(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Sequence
 
 import grpc
@@ -58,8 +60,12 @@ class Server:
     async def start(self, listen: Sequence[Address], admin_listen: Sequence[Address]) -> tuple[list[str], list[str]]:
         """Binds both doors and starts serving; returns the addresses bound. Raises OSError when one is taken."""
         store = grpc_door.store_service(self.shell, self.handlers, self.transfer)
-        bound = await self._open(store, BLOCK_STORE, listen)
-        admin_bound = await self._open(grpc_door.admin_service(self.shell, self._admin), ADMIN, admin_listen)
+        try:
+            bound = await self._open(store, BLOCK_STORE, listen)
+            admin_bound = await self._open(grpc_door.admin_service(self.shell, self._admin), ADMIN, admin_listen)
+        except OSError:
+            await self.stop()
+            raise
         self._tasks.append(asyncio.create_task(self._tick()))
         await self._probe.check()
         self._tasks.append(asyncio.create_task(self._probe.run()))
@@ -93,6 +99,7 @@ class Server:
         reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), door)
         bound = []
         for address in listen:
+            _refuse_live_socket(address)
             try:
                 port = door.add_insecure_port(address.grpc_target())
             except RuntimeError as error:
@@ -119,3 +126,13 @@ class Server:
         status = health_pb2.HealthCheckResponse.SERVING if healthy else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", BLOCK_STORE, ADMIN):
             asyncio.ensure_future(self._health.set(name, status))  # noqa: RUF006 - completes at once, on this loop
+
+
+def _refuse_live_socket(address: Address) -> None:
+    """Raises OSError if a process listens at a Unix socket: gRPC would take its place without a word."""
+    if address.unix_path is None:
+        return
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+        probe.settimeout(1.0)
+        probe.connect(address.unix_path)
+        raise OSError(f"cannot listen on {address}: another process does")

@@ -13,7 +13,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kvstore.core.columns import Ids
 from kvstore.core.leases import ReadLease, WriteLease
+from kvstore.core.reading import Acquisition
 from kvstore.core.sessions import Session
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
@@ -37,6 +39,13 @@ Outgoing: TypeAlias = "pb.GetResponse | Payload"
 Incoming: TypeAlias = "pb.PutRequest | memoryview"
 
 
+@dataclass
+class _Share:
+    """Whether a Get stream has a share of the send budget now."""
+
+    held: bool = False
+
+
 class InlineTransfer:
     """Get and Put. `send_budget_bytes` bounds what all Get streams together have on their way."""
 
@@ -51,22 +60,29 @@ class InlineTransfer:
         """Yields headers as blocks settle, each followed by the payload of the parts it granted."""
         session = self._shell.session(request.session)
         checks.no_ranges(request.ranges)
-        await self._enter(call)
+        share = _Share()
+        await self._enter(call, share)
         try:
             if request.WhichOneof("target") == "lease":
                 lease = self._handlers.read_lease(session, request.lease)
                 async for out in self._send_lease(lease):
                     yield out
             else:
-                async for out in self._send_chain(session, request, call):
+                async for out in self._send_chain(session, request, call, share):
                     yield out
         finally:
-            self._slots.release()
+            self._leave(share)
 
-    async def _enter(self, call: Call) -> None:
+    async def _enter(self, call: Call, share: _Share) -> None:
         left = None if call.deadline is None else max(0.0, call.deadline - self._shell.now())
         if not await acquired_within(left, self._slots):
             raise DeadlineExceeded("too many Get streams are being sent")
+        share.held = True
+
+    def _leave(self, share: _Share) -> None:
+        if share.held:
+            share.held = False
+            self._slots.release()
 
     async def _send_lease(self, lease: ReadLease) -> AsyncIterator[Outgoing]:
         offsets, lengths, checksums = self._shell.store.part_views(lease.parts)
@@ -74,16 +90,26 @@ class InlineTransfer:
         async for payload in self._payload(lease, offsets, lengths):
             yield payload
 
-    async def _send_chain(self, session: Session, request: pb.GetRequest, call: Call) -> AsyncIterator[Outgoing]:
+    async def _send_chain(
+        self, session: Session, request: pb.GetRequest, call: Call, share: _Share
+    ) -> AsyncIterator[Outgoing]:
         shell = self._shell
+
+        async def wait(acquisition: Acquisition, until: float) -> bool:
+            self._leave(share)  # It sends nothing while it waits: others must not wait for its writers.
+            changed = await shell.wait_for_change(acquisition, until)
+            await self._enter(call, share)
+            return changed
+
         limits = shell.limits
         lease_s = limits.default_lease_ms / 1000
         if call.deadline is not None:  # The lease lasts as long as the caller can use it.
             lease_s = min(max(call.deadline - shell.now(), 0.001), limits.max_lease_ms / 1000)
         acquisition = self._handlers.begin_acquire(session, request, lease_s)
         try:
-            states, parts = b"", [np.empty(0, np.int32)]
-            async for step in self._handlers.steps(acquisition, shell.checks.wait_s(request.wait_ms), call):
+            states = b""
+            parts: list[Ids] = [np.empty(0, np.int32)]
+            async for step in self._handlers.steps(acquisition, shell.checks.wait_s(request.wait_ms), call, wait):
                 states += step.states
                 parts.append(step.parts)
             offsets, lengths, checksums = shell.store.part_views(np.concatenate(parts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
@@ -60,7 +61,8 @@ class DirectDoor:
         self._server, self._admin = server, AdminHandlers(server.shell, effective(local.config))
 
     async def call(self, name: str, message: Message) -> Any:
-        return self._handler(name)(message, Call())
+        answer = self._handler(name)(message, Call())
+        return await answer if inspect.isawaitable(answer) else answer
 
     async def stream(self, name: str, message: Message) -> AsyncGenerator[Any, None]:
         async with contextlib.aclosing(self._handler(name)(message, Call())) as answers:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import pytest
@@ -190,16 +191,30 @@ async def put_and_get(process: ServerProcess, worker: int) -> None:
                 assert got.parts in ([data], [])
 
 
+def assert_cannot_listen(second: ServerProcess, address: str) -> None:
+    try:
+        assert second.process.wait(20) == 1
+        assert f"kvstore serve: cannot listen on {address}" in second.stderr_text()
+        assert "Traceback" not in second.stderr_text()
+        assert "listening on" not in second.stdout_text()
+    finally:
+        second.close()
+
+
 def test_a_second_server_on_the_same_port_says_so_and_ends() -> None:
     with serving() as first:
-        second = ServerProcess(target=first.target)
-        try:
-            assert second.process.wait(20) == 1
-            assert f"kvstore serve: cannot listen on {first.target}" in second.stderr_text()
-            assert "Traceback" not in second.stderr_text()
-            assert "listening on" not in second.stdout_text()
-        finally:
-            second.close()
+        assert_cannot_listen(ServerProcess(target=first.target), first.target)
+        assert_cannot_listen(ServerProcess({"server.admin_listen": first.admin_target}), first.admin_target)
+
+
+def test_a_unix_socket_is_taken_over_from_the_dead_and_not_from_the_living(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/s"
+    with serving(target=address) as first:
+        first.kill()
+        assert (tmp_path / "s").is_socket()
+    with serving(target=address):
+        assert_cannot_listen(ServerProcess(target=address), address)
+        assert (tmp_path / "s").is_socket()
 
 
 def test_a_wrong_configuration_ends_at_once_with_every_fault() -> None:

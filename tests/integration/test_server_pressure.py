@@ -32,7 +32,7 @@ from tests.contract.caller import (
     value,
 )
 from tests.contract.doors import GrpcDoor, error_of
-from tests.integration.server_process import LocalServer, serve_here, serving
+from tests.integration.server_process import LocalServer, serve_here, serving, until
 from tests.shards import key, keys, kv_spec, opaque_spec
 
 pytestmark = pytest.mark.integration
@@ -163,6 +163,22 @@ async def test_stalled_readers_do_not_keep_others_from_reading() -> None:
         assert (await asyncio.wait_for(other.get([key(3)]), 10)).parts == [value(3, MIB)]
         for call in calls:
             assert isinstance(await end_of(call), LeaseExpired)
+        await local.until_idle()
+
+
+async def test_gets_that_wait_for_a_writer_do_not_keep_others_from_reading() -> None:
+    """They send nothing while they wait, so that the budget for what is on its way is not theirs."""
+    flags = {"server.send_budget": "4MiB"}  # Two streams.
+    async with started(flags, *[kv_spec("a")] * 2) as (local, (waiter, other)):
+        await other.put([key(9)], [value(9, 4096)])
+        reserved = await other.reserve(keys(0, 4))
+        waits = [asyncio.ensure_future(waiter.get([key(i)], wait_ms=20_000)) for i in range(4)]
+        await until(lambda: local.gauge("waiting_acquires") == 4, "not all of them wait")
+        assert (await asyncio.wait_for(other.get([key(9)]), 10)).parts == [value(9, 4096)]
+        assert await is_serving(local.target)
+        await other.fill(reserved.lease, [value(i, 4096) for i in range(4)])
+        answers = await asyncio.wait_for(asyncio.gather(*waits), 10)
+        assert [a.parts for a in answers] == [[value(i, 4096)] for i in range(4)]
         await local.until_idle()
 
 

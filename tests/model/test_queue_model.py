@@ -155,6 +155,6 @@ def test_the_expiry_queue_gives_exactly_the_leading_blocks_that_are_old_enough(
     for block in gone & set(range(len(gaps))):
         queue.remove(block)
     due = [b for b in left if times[b] <= limit]
-    assert queue.take_while_older(float(limit), times).tolist() == due
+    assert queue.take_while_older(float(limit), times, 200).tolist() == due
     assert len(queue) == len(left) - len(due)
-    assert queue.take_while_older(float("inf"), times).tolist() == [b for b in left if times[b] > limit]
+    assert queue.take_while_older(float("inf"), times, 200).tolist() == [b for b in left if times[b] > limit]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvstore.core.counters import NAMESPACE_COUNTERS, Counters
-from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.store import NamespacePurged, SessionEnded
+from kvstore.core.namespaces import NAMES_PER_NAMESPACE, NamespaceRules
+from kvstore.core.store import EXPIRED_BLOCKS_PER_TICK, STEP_BLOCKS, NamespacePurged, SessionEnded
 from kvstore_wire.errors import InvalidArgument, NamespaceMismatch, TableFull
 from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
 from kvstore_wire.states import BlockState, Coverage, PartState
@@ -231,6 +233,60 @@ def test_a_purge_by_age_takes_only_what_is_older() -> None:
     assert shard.stored(space, keys(0, 5)) == keys(3, 5)
 
 
+def test_a_purge_in_steps_takes_what_was_there_and_leaves_what_comes_meanwhile() -> None:
+    shard = Shard(capacity_bytes=256 * PAGE_BYTES)
+    client = shard.client()
+    space = client.attach(kv_spec("n"))
+    client.put(space, keys(0, 2 * STEP_BLOCKS))
+    shard.now += 1.0
+    shard.store.take_effects()
+    steps = shard.store.purge_in_steps(lambda n: True, created_before=float("inf"))
+    assert next(steps).blocks == STEP_BLOCKS
+    assert shard.stored(space, keys(0, 2 * STEP_BLOCKS)) == keys(STEP_BLOCKS, 2 * STEP_BLOCKS)
+    # What the second step was about to take goes otherwise and comes back, in the very same rows.
+    assert shard.store.delete(space, keys(STEP_BLOCKS, STEP_BLOCKS + 9)) == b"\1" * 9
+    client.put(space, [*keys(0, 5), key(STEP_BLOCKS)])
+    held, _ = client.acquire(space, keys(STEP_BLOCKS + 9, STEP_BLOCKS + 12))
+    assert shard.store.take_effects() == []
+    *_, done = steps
+    assert (done.blocks, done.deferred_blocks) == (2 * STEP_BLOCKS - 9, 3)
+    assert shard.stored(space, keys(0, 2 * STEP_BLOCKS)) == [*keys(0, 5), key(STEP_BLOCKS)]
+    assert shard.store.take_effects() == [NamespacePurged(client.session.id, 1)]
+    assert client.release(held)
+    shard.store.check()
+
+
+def test_many_blocks_past_their_life_go_in_several_ticks_and_are_served_in_none() -> None:
+    shard = Shard(capacity_bytes=256 * PAGE_BYTES, rules_of=lambda spec: NamespaceRules(ttl_s=10.0))
+    client = shard.client()
+    spaces = [client.attach(kv_spec(n)) for n in ("a", "b")]
+    for space in spaces:
+        client.put(space, keys(0, EXPIRED_BLOCKS_PER_TICK))
+    shard.pass_time(10.0)
+    left = [len(space.blocks) for space in spaces]
+    assert 0 < sum(left) <= EXPIRED_BLOCKS_PER_TICK
+    assert [shard.stored(space, keys(0, EXPIRED_BLOCKS_PER_TICK)) for space in spaces] == [[], []]
+    shard.pass_time(0.1)
+    assert [len(space.blocks) for space in spaces] == [0, 0]
+    assert client.store.counters()["expired_blocks"] == 2 * EXPIRED_BLOCKS_PER_TICK
+    shard.store.check()
+
+
+def test_namespaces_that_come_and_go_leave_nothing_behind() -> None:
+    shard = Shard(max_namespaces=2)
+    for number in range(1, 200):
+        client = shard.client()
+        space = client.attach(kv_spec(f"{number}", part_bytes=4096 * (1 + number % SLOTS)))
+        client.put(space, keys(0, 2))
+        shard.store.delete(space, keys(0, 2))
+        client.end()
+    records = shard.store.records
+    assert shard.gauge("namespaces") == 2
+    assert len(records.namespaces) == len(records.cohorts) == 2
+    assert len(records.arena.classes) <= 2
+    shard.store.check()
+
+
 def test_a_session_that_was_never_opened_ends_with_its_leases() -> None:
     shard = Shard(session_open_s=10.0)
     client = shard.client()
@@ -282,6 +338,21 @@ class TestNames:
         client.attach(kv_spec("b"))
         with pytest.raises(TableFull):
             client.attach(kv_spec("c"))
+
+    def test_of_too_many_names_the_one_longest_not_attached_is_forgotten(self) -> None:
+        shard = Shard(max_namespaces=2)
+        client = shard.client()
+        spec = kv_spec("0")
+        space = client.attach(spec)
+        for number in range(1, 2 * NAMES_PER_NAMESPACE):
+            client.attach(replace(spec, name=f"{number}"))
+        client.attach(spec)
+        assert client.attach(replace(spec, name="one more")) is space
+        assert shard.store.namespaces.name_count == 2 * NAMES_PER_NAMESPACE
+        other = replace(spec, part_bytes=8192)
+        assert client.attach(replace(other, name="1")) is not space
+        with pytest.raises(NamespaceMismatch):
+            client.attach(replace(other, name="0"))
 
     def test_a_session_has_a_limit_of_namespaces(self) -> None:
         client = Shard().client()

@@ -7,6 +7,7 @@ import threading
 from itertools import combinations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kvstore.workload.payload import MAX_PART, check_payload, fill_payload
@@ -23,7 +24,7 @@ def payload(key: bytes, part: int, size_bytes: int) -> bytearray:
     return out
 
 
-def words(data: bytearray) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def words(data: bytearray) -> npt.NDArray[np.uint64]:
     return np.frombuffer(data, dtype=np.uint64, count=len(data) // 8)
 
 

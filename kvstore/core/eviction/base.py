@@ -134,16 +134,17 @@ class BlockQueue:
         free: Ids = chunk[live & (holds[chunk] == 0)][:count]
         return free
 
-    def take_while_older(self, limit: float, times: Floats) -> Ids:
-        """Removes and returns the leading blocks whose `times` are at or before `limit`."""
+    def take_while_older(self, limit: float, times: Floats, most: int) -> Ids:
+        """Removes and returns the leading blocks whose `times` are at or before `limit`, about `most` of them."""
         found: list[Ids] = []
-        while self._head < self._tail:
+        while self._head < self._tail and most > 0:
             chunk, live = self._chunk(self._head, 64)
             young = np.flatnonzero(live & (times[chunk] > limit))
             end = int(young[0]) if len(young) else len(chunk)
             gone = chunk[:end][live[:end]]
             self._place[gone] = 0
             self._count -= len(gone)
+            most -= len(gone)
             self._head += end
             found.append(gone)
             if len(young):
