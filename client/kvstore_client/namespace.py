@@ -283,7 +283,8 @@ class AsyncNamespace:
         return MatchResult(bytes(states), leading(states, STORED))
 
     async def _match_from(self, asked: Question, first: int, deadline: Deadline, binding: Binding) -> bytes:
-        piece = asked.piece(first, min(first + binding.limits.max_match_blocks, asked.block_count))
+        most = min(binding.limits.max_match_blocks, max(1, contract.MAX_MATCH_PARTS // asked.parts_per_block))
+        piece = asked.piece(first, min(first + most, asked.block_count))
         request = store.MatchRequest(
             session=binding.session,
             namespace=binding.namespace,

@@ -77,7 +77,7 @@ class GetCall:
 
     def _runs(self, limits: types.Limits) -> list[tuple[int, int]]:
         asked, parts = self._asked, self._asked.parts_per_block
-        most = limits.max_blocks
+        most = min(limits.max_blocks, max(1, contract.MAX_CALL_PARTS // self._asked.parts_per_block))
         if self._into is None and asked.spec.kind is Kind.OPAQUE:
             return list(runs(asked.block_count, most or 1))
         sizes = [asked.spec.part_bytes * parts] * asked.block_count

@@ -17,6 +17,7 @@ from kvstore_client.reading import hint_message
 from kvstore_client.receivers import check_states
 from kvstore_client.results import PutResult
 from kvstore_client.session import Binding, LeaseLife
+from kvstore_wire import limits as contract
 from kvstore_wire.errors import KvStoreError, UnknownNamespace, UnknownSession
 from kvstore_wire.namespace import Kind
 from kvstore_wire.states import PartState
@@ -112,7 +113,8 @@ class PutCall:
         limits = (await self._core.safe(asked.spec, deadline, _binding)).limits
         check_most("parts", parts, limits.max_parts_per_block or parts)
         blocks = [sum(self._sizes[i : i + parts]) for i in range(0, len(self._sizes), parts)]
-        cuts = list(sized_runs(blocks, most=limits.max_blocks, most_bytes=limits.max_call_bytes, field="values"))
+        most = min(limits.max_blocks, max(1, contract.MAX_CALL_PARTS // parts))
+        cuts = list(sized_runs(blocks, most=most, most_bytes=limits.max_call_bytes, field="values"))
         for first, last in cuts:
             await self._piece(first, last, deadline)
             states = self._states[first * parts : last * parts]

@@ -227,8 +227,9 @@ class Reader:
             return
         deadline = now + acq.request.lease_s
         if acq.lease is not None:  # Each message's grants last as long as the first one's.
-            self.leases.renew(acq.lease, deadline)
+            self.leases.renew(acq.lease, max(deadline, acq.lease.deadline))
         else:
+            acq.session.check_room()
             acq.lease = ReadLease(self.leases.new_id(), acq.session.id, acq.namespace, deadline)
             self.leases.add(acq.lease)
             acq.session.leases.add(acq.lease.id)

@@ -9,6 +9,8 @@ from kvstore.core.namespaces import Namespace
 from kvstore_wire.errors import InvalidArgument, TableFull, UnknownNamespace, UnknownSession
 from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
 
+MAX_LEASES = 8192  # A session: 20 us each when it ends.
+
 
 @dataclass(eq=False)
 class Session:
@@ -22,6 +24,11 @@ class Session:
     namespaces: dict[int, Namespace] = field(default_factory=dict)
     leases: set[int] = field(default_factory=set)
     ended: bool = False
+
+    def check_room(self) -> None:
+        """Raises TableFull when the session holds all the leases it may: ending it must not take long."""
+        if len(self.leases) >= MAX_LEASES:
+            raise TableFull(f"{len(self.leases)} leases in this session", field="session", limit=f"{MAX_LEASES}")
 
     def namespace(self, handle: int) -> Namespace:
         """Raises UnknownNamespace if the session did not attach it."""

@@ -26,6 +26,7 @@ from kvstore.core.records import Records
 VICTIMS_PER_STEP = 32  # Where several cohorts compete, so that their ages stay merged.
 PAGES_EXAMINED = 8
 OLDER_FACTOR = 2.0
+MOST_REMOVED = 16_384  # With pages that change their class, before a call must come again: 130 ms, and one page more.
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,13 @@ class Space:
 
     def __init__(self, records: Records) -> None:
         self._records = records
+        self._removed = 0  # Blocks that went with pages that change their class, in this call.
         self._ranks: dict[bool, list[_Rank]] = {}  # Classes by rank, as read in this call; by `_Need.within`.
 
     def start(self) -> None:
         """Begins a call: what was read in the one before may hold no more."""
         self._ranks.clear()
+        self._removed = 0
 
     def allocate(self, namespace: Namespace, owners: Ids, *, slot_bytes: int, now: float) -> Longs:
         """Gives slots to the first owners (parts); fewer than asked when nothing more may be evicted now."""
@@ -142,7 +145,7 @@ class Space:
         `dip`: the page may take its namespace below its quota, if no other will do. While such a page is on its way
         already, only pages that come at once are taken: the others' blocks would be lost for nothing.
         """
-        page = self._coldest_page(donor, need.key.slot_bytes)
+        page = self._coldest_page(donor, need.key.slot_bytes) if self._removed < MOST_REMOVED else None
         if page is None:
             return False
         shielded, held = self._cost(page)
@@ -246,6 +249,7 @@ class Space:
     def _reclaim(self, page: Page, to: ClassKey) -> bool:
         """Removes all blocks of a page and gives it to another class; false if held slots keep it for now."""
         blocks = dict.fromkeys(self._records.parts.block[page.owners()].tolist())
+        self._removed += len(blocks)
         self._records.arena.drain(page, to)
         for block in blocks:
             if not self._records.blocks.doomed[block]:

@@ -37,7 +37,7 @@ class StoreSettings:
     max_call_bytes: int = 1 << 30
     max_sessions: int = 4096
     max_namespaces: int = 1024
-    max_leases: int = 1 << 18
+    max_leases: int = 1 << 16
     session_open_s: float = 10.0
     homes: tuple[ClassKey, ...] = ()
 

@@ -113,6 +113,7 @@ class Writer:
         Raises InvalidArgument (more bytes than one call may hold) and TableFull; then nothing changed.
         """
         chosen = request.parts or tuple(range(namespace.parts_per_block))
+        session.check_room()
         lease = WriteLease(self.leases.new_id(), session.id, namespace, now + request.lease_s)
         self.space.start()
         plan = self._plan(namespace, request, chosen, now)

@@ -12,6 +12,7 @@ from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import admin_pb2 as pb
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
+PAGE_BYTES = 1 << 20  # A page ends early where the specs in it are long.
 _SOURCES = {"env": "environment"}  # The contract's word for a source, where it is another one than the option's.
 MIN_INTERVAL_MS, DEFAULT_INTERVAL_MS, MAX_INTERVAL_MS = 100, 1000, 60_000
 
@@ -56,8 +57,14 @@ class AdminHandlers:
         users = (n for n in self._shell.store.namespaces if not n.rules.spare)
         known = sorted(users, key=lambda n: n.spec.digest)
         rest = [n for n in known if n.spec.digest.hex() > request.page_token]
-        token = rest[size - 1].spec.digest.hex() if len(rest) > size else ""
-        return pb.ListNamespacesResponse(namespaces=[_status(n) for n in rest[:size]], next_page_token=token)
+        answer = pb.ListNamespacesResponse()
+        for namespace in rest[:size]:
+            answer.namespaces.append(_status(namespace))
+            if answer.ByteSize() > PAGE_BYTES:
+                break
+        shown = len(answer.namespaces)
+        answer.next_page_token = rest[shown - 1].spec.digest.hex() if len(rest) > shown > 0 else ""
+        return answer
 
     async def purge(self, request: pb.PurgeRequest, call: Call) -> pb.PurgeResponse:
         if not (request.HasField("tenant") or request.digest or request.older_than_ms or request.all):

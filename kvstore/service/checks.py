@@ -50,14 +50,17 @@ def checked_keys(keys: Collection[bytes], *, field: str, limit: int) -> None:
         )
 
 
-def parts(selection: types.PartSelection, namespace: Namespace) -> tuple[int, ...]:
-    """Returns the parts selected, empty for all."""
+def parts(selection: types.PartSelection, namespace: Namespace, *, key_count: int, limit: int) -> tuple[int, ...]:
+    """Returns the parts selected, empty for all. `limit` bounds keys times parts."""
     chosen = tuple(selection.parts)
     count = namespace.parts_per_block
     if any(a >= b for a, b in itertools.pairwise(chosen)):
         raise InvalidArgument("must be strictly ascending", field="parts")
     if chosen and chosen[-1] >= count:
         raise InvalidArgument(f"names part {chosen[-1]}", field="parts", limit=f"0-{count - 1}")
+    asked = key_count * (len(chosen) or count)
+    if asked > limit:
+        raise InvalidArgument(f"{key_count} keys make {asked} parts", field="chain.keys", limit=f"{limit} parts a call")
     return () if len(chosen) == count else chosen
 
 

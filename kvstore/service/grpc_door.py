@@ -27,6 +27,7 @@ from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADA
 
 _LOG = logging.getLogger("kvstore.grpc")
 _GONE_S = 1.0  # Between a failed write and the cancellation of its call: far more than it takes.
+MOST_PATIENCE_S = 5.0  # For a caller of Get to take one message: it holds a share of the send budget meanwhile.
 GRPC_LOGGER = "grpc._cython.cygrpc"
 _INFINITE_S = 1e8  # grpc reports a call without a deadline as one that ends centuries from now.
 
@@ -90,7 +91,7 @@ class _Door:
 
     def bind_get(self, method: Method, transfer: InlineTransfer) -> grpc.RpcMethodHandler:
         """Binds Get. A caller that takes no message for as long as a lease lasts is told that its lease has ended."""
-        patience_s = self._shell.limits.default_lease_ms / 1000
+        patience_s = min(self._shell.limits.default_lease_ms / 1000, MOST_PATIENCE_S)
         return grpc.unary_stream_rpc_method_handler(
             self._streaming("Get", transfer.get, patience_s=patience_s),
             request_deserializer=_parser(method.request),

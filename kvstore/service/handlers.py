@@ -92,10 +92,11 @@ class StoreHandlers:
     def match(self, request: pb.MatchRequest, call: Call) -> pb.MatchResponse:
         shell = self._shell
         namespace = shell.session(request.session).namespace(request.namespace)
+        keys = shell.checks.keys(request.chain, shell.limits.max_match_blocks)
         found = shell.store.reader.match(
             namespace,
-            shell.checks.keys(request.chain, shell.limits.max_match_blocks),
-            parts=checks.parts(request.parts, namespace),
+            keys,
+            parts=checks.parts(request.parts, namespace, key_count=len(keys), limit=contract.MAX_MATCH_PARTS),
             coverage=checks.coverage(request.coverage),
             now=shell.now(),
         )
@@ -122,10 +123,11 @@ class StoreHandlers:
         """Starts an Acquire for a session. Raises Draining."""
         self._refuse_if_draining()
         namespace = session.namespace(request.namespace)
+        keys = self._shell.checks.keys(request.chain, self._shell.limits.max_blocks)
         wanted = AcquireRequest(
-            keys=self._shell.checks.keys(request.chain, self._shell.limits.max_blocks),
+            keys=keys,
             lease_s=lease_s,
-            parts=checks.parts(request.parts, namespace),
+            parts=checks.parts(request.parts, namespace, key_count=len(keys), limit=contract.MAX_CALL_PARTS),
             coverage=checks.coverage(request.coverage),
             hint=checks.hint(request.hint),
         )
@@ -177,7 +179,7 @@ class StoreHandlers:
         wanted = ReserveRequest(
             keys=keys,
             lease_s=shell.checks.lease_s(request.lease_ms),
-            parts=checks.parts(request.parts, namespace),
+            parts=checks.parts(request.parts, namespace, key_count=len(keys), limit=contract.MAX_CALL_PARTS),
             lengths=checks.lengths(request.lengths, namespace=namespace, key_count=len(keys)),
             hint=checks.hint(request.hint),
         )

@@ -113,7 +113,10 @@ class Server:
         audited = self.shell.now()
         while True:
             await asyncio.sleep(TICK_S)
-            self.shell.tick()
+            try:
+                self.shell.tick()
+            except Exception:  # noqa: BLE001 - the outermost loop: without it nothing would expire any more
+                _LOG.exception("a tick failed")
             if self.shell.now() - audited >= AUDIT_S and not len(self.shell.store.leases):
                 self.shell.audit()
                 audited = self.shell.now()

@@ -21,6 +21,7 @@ from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
 from kvstore.service.handlers import StoreHandlers, retry_after_ms
 from kvstore.service.shell import Call, Shell
+from kvstore_wire import limits as contract
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, LeaseExpired
 from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as pb
@@ -170,7 +171,7 @@ class InlineTransfer:
         wanted = ReserveRequest(
             keys=keys,
             lease_s=shell.limits.default_lease_ms / 1000,
-            parts=checks.parts(header.parts, namespace),
+            parts=checks.parts(header.parts, namespace, key_count=len(keys), limit=contract.MAX_CALL_PARTS),
             lengths=checks.lengths(header.lengths, namespace=namespace, key_count=len(keys)),
             hint=checks.hint(header.hint),
         )

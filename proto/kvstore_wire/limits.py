@@ -21,5 +21,7 @@ MAX_NAMESPACES_PER_SESSION = 64
 MAX_LEASES_PER_CALL = 1024
 MAX_NEXT_USE = 32
 MAX_CORRUPT_PER_CALL = 16
+MAX_CALL_PARTS = 1 << 16  # Keys times parts in Acquire, Reserve, Get and Put.
+MAX_MATCH_PARTS = 1 << 20  # Keys times parts in Match.
 SESSION_BYTES = 16
 DIGEST_BYTES = 32
