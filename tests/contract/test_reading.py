@@ -320,3 +320,18 @@ async def _until_waiting(shard: Shard) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("nobody waits")
+
+
+async def test_keys_times_parts_are_bounded(open_shard: OpenShard) -> None:
+    limits = {"max_parts_per_block": "1024", "max_blocks_per_call": "4096", "max_match_blocks": "4096"}
+    shard = await open_shard({f"limits.{name}": value for name, value in limits.items()})
+    caller = await shard.caller(kv_spec("many parts", part_bytes=1, layer_groups=1024))
+    many = keys(0, 65)
+    for call in (caller.reserve(many), caller.get(many), caller.put(many, [b"x"] * 65 * 1024)):
+        with pytest.raises(InvalidArgument) as caught:
+            await call
+        assert (caught.value.field, caught.value.limit) == ("chain.keys", "65536 parts a call")
+    with pytest.raises(InvalidArgument) as caught:
+        await caller.match(keys(0, 1025))
+    assert (caught.value.field, caught.value.limit) == ("chain.keys", "1048576 parts a call")
+    assert await caller.match(keys(0, 1024), coverage=EACH) == [MISSING] * 1024

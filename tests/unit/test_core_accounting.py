@@ -8,6 +8,7 @@ import pytest
 
 from kvstore.core.counters import NAMESPACE_COUNTERS, Counters
 from kvstore.core.namespaces import NAMES_PER_NAMESPACE, NamespaceRules
+from kvstore.core.sessions import MAX_LEASES
 from kvstore.core.store import EXPIRED_BLOCKS_PER_TICK, STEP_BLOCKS, NamespacePurged, SessionEnded
 from kvstore_wire.errors import InvalidArgument, NamespaceMismatch, TableFull
 from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
@@ -361,3 +362,21 @@ class TestNames:
         with pytest.raises(InvalidArgument) as caught:
             client.attach(kv_spec("one more"))
         assert caught.value.field == "session"
+
+
+def test_a_session_holds_a_bounded_number_of_leases() -> None:
+    shard = Shard()
+    client = shard.client()
+    space = client.attach(kv_spec("n"))
+    client.put(space, keys(0, 1))
+    for _ in range(MAX_LEASES):
+        client.acquire(space, keys(0, 1))
+    with pytest.raises(TableFull, match="8192 leases in this session"):
+        client.acquire(space, keys(0, 1))
+    with pytest.raises(TableFull, match="8192 leases in this session"):
+        client.reserve(space, keys(1, 2))
+    other = shard.client()
+    assert other.acquire(other.attach(kv_spec("n")), keys(0, 1))[0].lease is not None
+    client.end()
+    assert shard.gauge("leases") == 1
+    shard.store.check()

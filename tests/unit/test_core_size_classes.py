@@ -188,3 +188,16 @@ def test_parts_larger_than_a_page_are_refused_for_good() -> None:
     space = client.attach(kv_spec("n", part_bytes=PAGE_BYTES + 1))
     assert client.put(space, [key(1)]) == [PartState.TOO_LARGE]
     assert shard.gauge("stored_blocks") == 0
+
+
+def test_one_call_removes_no_more_blocks_than_its_bound() -> None:
+    shard = Shard(capacity_bytes=4 * 64 * MIB, page_bytes=64 * MIB)
+    client = shard.client()
+    old, new = (client.attach(kv_spec(name, part_bytes=size)) for name, size in (("old", 4 * KIB), ("new", 64 * MIB)))
+    for start in range(0, 65_536, 4096):
+        client.put(old, keys(start, start + 4096))
+    shard.now += 100
+    assert client.put(new, keys(0, 3)) == [CREATED, FULL, PartState.BEYOND]
+    assert shard.store.counters()["evicted_page_blocks"] == 16_384
+    assert client.put(new, keys(0, 3)) == [PartState.PRESENT, CREATED, FULL], "the next call goes on"
+    shard.store.check()
