@@ -9,12 +9,13 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvstore.cli import exit_codes
-from kvstore.config import Address, Config, ConfigError, check_memory, load_config, options, startup_lines
+from kvstore.config import Address, Config, check_memory, load_config, options, startup_lines
+from kvstore.service.failpoints import ENVIRONMENT, Failpoints
 
 _LOG = logging.getLogger("kvstore.serve")
 
@@ -25,6 +26,9 @@ def add_parser(commands: Any) -> None:
         help="run one shard",
         description="Runs one shard until SIGTERM or SIGINT: then it admits nothing new, lets leases end and exits 0. "
         "Options come from flags, then KVSTORE_* variables, then the file, then the defaults shown here.",
+        epilog="examples:\n  kvstore serve --hot.capacity 64GiB\n  kvstore serve --config kvstore.toml --check\n"
+        "  KVSTORE_HOT__CAPACITY=64GiB kvstore serve --server.listen 10.0.0.5:7070",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with options (also: KVSTORE_CONFIG)")
     parser.add_argument("--check", action="store_true", help="check the configuration, print it and exit")
@@ -37,7 +41,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         config = _config(vars(arguments), os.environ)
-    except ConfigError as error:
+        failpoints = Failpoints(os.environ.get(ENVIRONMENT, ""))
+    except ValueError as error:  # ConfigError is one.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.USAGE
     logging.basicConfig(
@@ -51,27 +56,41 @@ def run(arguments: argparse.Namespace) -> int:
         _LOG.warning("%s", warning)
     if arguments.check:
         return exit_codes.OK
-    return _serve(config)
+    return _serve(config, failpoints)
 
 
 def _config(chosen: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
     flags = {k.removeprefix("option:"): v for k, v in chosen.items() if k.startswith("option:") and v is not None}
-    return load_config(chosen["config"], environment, flags)
+    return load_config(chosen["config"], environment, flags | _unknown(chosen["unknown"]))
 
 
-def _serve(config: Config) -> int:
+def _unknown(words: Sequence[str]) -> dict[str, str]:
+    """Unknown flags as options of that name, so that the loader tells them with all other faults."""
+    found: dict[str, str] = {}
+    key = ""
+    for word in words:
+        if word.startswith("--"):
+            key, _, value = word.removeprefix("--").partition("=")
+            found[key] = value
+        elif key:
+            found[key] = word
+        else:
+            found[word] = ""
+    return found
+
+
+def _serve(config: Config, failpoints: Failpoints) -> int:
     import uvloop
 
     try:
-        return int(uvloop.run(_run(config)))
+        return int(uvloop.run(_run(config, failpoints)))
     except (OSError, MemoryError) as error:  # The arena, its tables, or an address cannot be had.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.FAILED
 
 
-async def _run(config: Config) -> int:
+async def _run(config: Config, failpoints: Failpoints) -> int:
     from kvstore.build import build_server
-    from kvstore.service.failpoints import ENVIRONMENT, Failpoints
     from kvstore.service.grpc_door import GRPC_LOGGER, DepartedCallers
     from kvstore.tiers.memory import ArenaMemory
     from kvstore_wire.malloc import keep_freed_memory
@@ -84,7 +103,7 @@ async def _run(config: Config) -> int:
     memory = ArenaMemory(config.hot.capacity, huge_pages=config.hot.huge_pages)
     if config.hot.prefault == "background":
         memory.prefault_in_background()
-    server = build_server(config, memory, Failpoints(os.environ.get(ENVIRONMENT, "")))
+    server = build_server(config, memory, failpoints)
     bound, admin_bound = await server.start(config.server.listen, config.server.admin_listen)
     # The tables stay for ever: without this each full collection walks every stored key, 20 ms a million of them.
     gc.collect()

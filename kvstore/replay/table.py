@@ -52,7 +52,10 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "decode", f"{tally.decode_good_blocks:,} of {tally.decode_asked_blocks:,} blocks read and verified"
     yield "evicted blocks", _evictions(report)
     if tally.refused_blocks:
-        yield "refused blocks", f"{tally.refused_blocks:,} of {tally.refused_blocks + tally.stored_blocks:,} written"
+        yield (
+            "refused blocks",
+            f"{tally.refused_blocks:,} of {tally.refused_blocks + tally.stored_blocks:,} to write",
+        )
     if tally.waited_blocks:
         yield "waited for", f"{tally.waited_blocks:,} hits were in flight when asked for"
     if tally.corrupt_blocks:

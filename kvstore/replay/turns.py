@@ -48,7 +48,9 @@ class Turn:
         self._arrived()
 
     def _arrived(self) -> None:
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
-        else:
-            self._tokens += 1
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # Else its request was cancelled: the replay is ending.
+                turn.set_result(None)
+                return
+        self._tokens += 1

@@ -12,11 +12,15 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from kvstore.config import parse_duration
 from kvstore_wire.errors import Internal
+from kvstore_wire.methods import ADMIN_METHODS, STORE_METHODS
 
 ENVIRONMENT = "KVCOMMONS_FAILPOINTS"
+POINTS = frozenset(f"{when}.{verb}" for verb in (*STORE_METHODS, *ADMIN_METHODS) for when in ("before", "after"))
+POINTS |= {"get.chunk", "put.chunk", "put.commit"}
 _ACTIONS = ("delay", "fail", "kill", "freeze")
 
 
@@ -37,7 +41,10 @@ class Failpoints:
             self.arm(name, action)
 
     def arm(self, name: str, action: str) -> None:
-        """Arms a point. Raises ValueError for an action that does not exist."""
+        """Arms a point. Raises ValueError for a point or an action that does not exist."""
+        if name not in POINTS:
+            near = get_close_matches(name, POINTS, n=1)
+            raise ValueError(f"failpoint {name!r} does not exist" + (f"; the nearest is {near[0]}" if near else ""))
         action, _, times = action.partition("*")
         kind, _, duration = action.partition(":")
         if kind not in _ACTIONS:

@@ -163,7 +163,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert f"kvstore {command}" in said
-    assert command == "serve" or "examples:" in said
+    assert "examples:" in said
 
 
 def test_an_unknown_command_lists_the_known(capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,3 +185,25 @@ def test_quantiles_are_upper_bounds_of_buckets() -> None:
 def test_a_hit_rate_of_nothing_is_none() -> None:
     assert match_hit_rate({}) is None
     assert match_hit_rate({"match_asked_blocks": 4, "match_hit_blocks": 1}) == 0.25
+
+
+@pytest.mark.parametrize("flag", ["--hot.cap", "--hot.capasity"])
+def test_a_flag_of_serve_cut_short_or_misspelt_names_the_nearest(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--check", flag, "1GiB", "--hot.page=3KiB"]) == exit_codes.USAGE
+    said = capsys.readouterr().err
+    assert "hot.capacity" in said
+    assert flag in said
+    assert "hot.page" in said, "every fault is told, not only the first"
+
+
+def test_a_flag_of_another_command_cut_short_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["gen", "chat", "--see", "3"])
+    assert ended.value.code == exit_codes.USAGE
+    assert "--see" in capsys.readouterr().err
+
+
+def test_an_unknown_failpoint_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KVCOMMONS_FAILPOINTS", "get.chnk=delay:250ms")
+    assert main(["serve", "--check"]) == exit_codes.USAGE
+    assert "'get.chnk' does not exist; the nearest is get.chunk" in capsys.readouterr().err
