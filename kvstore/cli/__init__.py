@@ -21,7 +21,7 @@ class _ExactParser(argparse.ArgumentParser):
     """Takes no flag that is cut short: that is a flag misspelt."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options, allow_abbrev=False)
+        super().__init__(*args, **options | {"allow_abbrev": False})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
