@@ -40,24 +40,25 @@ def key(index: int) -> bytes:
 
 def run() -> list[Row]:
     """Measures both views at both sizes."""
-    rows: list[Row] = []
     handler = {count: asyncio.run(_handler_rates(count)) for count in (FEW, MANY)}
-    server: dict[int, tuple[float, float]] = {}
-    for count in (FEW, MANY):
-        with serving(f"{(count + FILL_BLOCKS) * PART_BYTES // 4096 * 4096}B") as running:
-            server[count], rss = asyncio.run(_server_costs(running, count))
-        if count == MANY:
-            rows.append(Row("RSS beyond the arena, 1 M one-part blocks", rss / count, "bytes/block", at_most=400))
+    with serving(_capacity(FEW)) as few, serving(_capacity(MANY)) as many:
+        costs, grown = asyncio.run(_server_costs(few, many))
+    rows = [Row("RSS beyond the arena, 1 M one-part blocks", grown / MANY, "bytes/block", at_most=400)]
     for i, (name, bound) in enumerate((("Match", 500_000), ("Acquire + Release", 250_000))):
-        few, many = handler[FEW][i], handler[MANY][i]
-        rows.append(Row(f"{name}, handler, 10 k blocks", few, "keys/s", at_least=bound))
-        rows.append(Row(f"{name}, handler, 1 M blocks", many, "keys/s", at_least=bound))
-        rows.append(Row(f"{name}, handler, cost a key 1 M over 10 k", few / many, "x", at_most=1.3))
-        cheap, dear = server[FEW][i], server[MANY][i]
-        rows.append(Row(f"{name}, server CPU over gRPC, 10 k blocks", 1 / cheap, "keys/CPU s"))
-        rows.append(Row(f"{name}, server CPU over gRPC, 1 M blocks", 1 / dear, "keys/CPU s"))
-        rows.append(Row(f"{name}, server CPU a key, 1 M over 10 k", dear / cheap, "x", at_most=1.3))
+        fast, slow = handler[FEW][i], handler[MANY][i]
+        rows.append(Row(f"{name}, handler, 10 k blocks", fast, "keys/s", at_least=bound))
+        rows.append(Row(f"{name}, handler, 1 M blocks", slow, "keys/s", at_least=bound))
+        rows.append(Row(f"{name}, handler, cost a key 1 M over 10 k", fast / slow, "x", at_most=1.3))
+        cheap, dear = costs[i]
+        rows.append(Row(f"{name}, server CPU over gRPC, 10 k blocks", 1 / statistics.median(cheap), "keys/CPU s"))
+        rows.append(Row(f"{name}, server CPU over gRPC, 1 M blocks", 1 / statistics.median(dear), "keys/CPU s"))
+        ratio = statistics.median(d / c for c, d in zip(cheap, dear, strict=True))
+        rows.append(Row(f"{name}, server CPU a key, 1 M over 10 k", ratio, "x", at_most=1.3))
     return rows
+
+
+def _capacity(count: int) -> str:
+    return f"{(count + FILL_BLOCKS) * PART_BYTES}B"
 
 
 # -- handlers in this process -------------------------------------------------------------------------------------
@@ -148,42 +149,58 @@ def _store(server: Server, session: bytes, handle: int, indexes: range) -> None:
 # -- through gRPC ---------------------------------------------------------------------------------------------------
 
 
-async def _server_costs(running: Running, count: int) -> tuple[tuple[float, float], float]:
-    """Returns CPU seconds of the server a key for both verbs, and the growth of its private memory in bytes."""
-    store = RawStore(running.target)
-    await store.open(spec(PART_BYTES))
-    await _put(store, range(FILL_BLOCKS))  # First, so that the transport's own buffers are there before we look.
-    before = running.status_bytes("RssAnon")
-    for first in range(FILL_BLOCKS, count, FILL_BLOCKS):
-        await _put(store, range(first, min(count, first + FILL_BLOCKS)))
-    grown = (running.status_bytes("RssAnon") - before) * count / (count - FILL_BLOCKS)
-    requests = [_keys(count, seed) for seed in range(CALLS)]
-    match, acquire, release = store.call("Match"), store.call("Acquire"), store.call("Release")
+async def _server_costs(few: Running, many: Running) -> tuple[list[tuple[list[float], list[float]]], float]:
+    """Returns, for both verbs, CPU seconds a key of both servers round by round, and the growth of the larger's
+    private memory in bytes. The servers run side by side and are measured in turn: drift hits both alike."""
+    loads = [_Load(few, FEW), _Load(many, MANY)]
+    grown = [await load.fill() for load in loads]
+    costs = []
+    for verb in ("matches", "leases"):
+        rounds = [[await load.cost(verb) for load in loads] for _ in range(ROUNDS + 1)][1:]
+        costs.append(([r[0] for r in rounds], [r[1] for r in rounds]))
+    for load in loads:
+        await load.store.close()
+    return costs, grown[1]
 
-    async def matches() -> None:
-        for keys in requests:
-            answer = await match(_match(store.session, store.namespace, keys))
+
+class _Load:
+    """One server, its blocks, and the calls made to it."""
+
+    def __init__(self, running: Running, count: int) -> None:
+        self._running, self._count = running, count
+        self.store = RawStore(running.target)
+        self._requests = [_keys(count, seed) for seed in range(CALLS)]
+
+    async def fill(self) -> float:
+        """Stores the blocks; returns the bytes of private memory that they took."""
+        await self.store.open(spec(PART_BYTES))
+        await _put(self.store, range(FILL_BLOCKS))  # First, so that the transport's own buffers are there already.
+        before = self._running.status_bytes("RssAnon")
+        for first in range(FILL_BLOCKS, self._count, FILL_BLOCKS):
+            await _put(self.store, range(first, min(self._count, first + FILL_BLOCKS)))
+        grown = self._running.status_bytes("RssAnon") - before
+        return grown * self._count / (self._count - FILL_BLOCKS)
+
+    async def cost(self, verb: str) -> float:
+        """CPU seconds of the server a key, over all requests once."""
+        start = self._running.cpu_s()
+        await (self._matches() if verb == "matches" else self._leases())
+        return (self._running.cpu_s() - start) / (CALLS * BATCH)
+
+    async def _matches(self) -> None:
+        match = self.store.call("Match")
+        for keys in self._requests:
+            answer = await match(_match(self.store.session, self.store.namespace, keys))
             assert answer.prefix_blocks == BATCH
 
-    async def leases() -> None:
-        for keys in requests:
-            call = acquire(_acquire(store.session, store.namespace, keys))
+    async def _leases(self) -> None:
+        acquire, release = self.store.call("Acquire"), self.store.call("Release")
+        for keys in self._requests:
+            call = acquire(_acquire(self.store.session, self.store.namespace, keys))
             answer = await call.read()
             assert len(answer.offsets) == BATCH
             await call.read()
-            await release(pb.ReleaseRequest(session=store.session, leases=[answer.lease]))
-
-    costs = []
-    for act in (matches, leases):
-        await act()
-        used = []
-        for _ in range(ROUNDS):
-            start = running.cpu_s()
-            await act()
-            used.append(running.cpu_s() - start)
-        costs.append(statistics.median(used) / (CALLS * BATCH))
-    await store.close()
-    return (costs[0], costs[1]), grown
+            await release(pb.ReleaseRequest(session=self.store.session, leases=[answer.lease]))
 
 
 async def _put(store: RawStore, indexes: range) -> None:
