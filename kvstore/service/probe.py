@@ -56,10 +56,10 @@ class Probe:
         self._namespace = 0
 
     async def run(self) -> None:
-        """Probes until cancelled."""
+        """Probes until cancelled, an interval from now for the first time."""
         while True:
-            await self.check()
             await asyncio.sleep(self._interval_s)
+            await self.check()
 
     async def check(self) -> None:
         """Probes once and reports the outcome; a shard that drains is not probed, since it refuses new work."""
