@@ -22,7 +22,7 @@ from kvstore_wire.malloc import keep_freed_memory
 PART_BYTES = 2 * MIB
 PARTS = 128
 TOTAL = PART_BYTES * PARTS
-ROUNDS = 15
+ROUNDS = 25
 CHUNKS = (512 << 10, MIB)
 DEADLINE_MS = 60_000
 

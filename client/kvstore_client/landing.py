@@ -15,8 +15,6 @@ from kvstore_client.buffers import Slices
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.options import Verify
 
-HOT_BYTES = 256 << 10  # Copied, then hashed: what came and where it landed fit into a core's cache together.
-
 
 class Landing:
     """Takes the payload of one read. `targets[i]` must hold at least `lengths[i]` bytes.
@@ -42,7 +40,7 @@ class Landing:
             if self._part == len(lengths):
                 raise MalformedAnswer("more bytes came than were announced")
             length = lengths[self._part]
-            if self._done == 0 and length <= HOT_BYTES and size - at >= length:
+            if self._done == 0 and size - at >= length:
                 self._whole(piece[at : at + length])
                 at += length
             else:
@@ -79,7 +77,7 @@ class Landing:
         at = 0
         while at < len(data):
             view = target[self._slice]
-            take = min(len(view) - self._offset, len(data) - at, HOT_BYTES)
+            take = min(len(view) - self._offset, len(data) - at)
             landed = view[self._offset : self._offset + take]
             landed[:] = data[at : at + take]
             if self._verify:
