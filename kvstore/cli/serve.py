@@ -105,7 +105,7 @@ async def _run(config: Config, failpoints: Failpoints) -> int:
         memory.prefault_in_background()
     server = build_server(config, memory, failpoints)
     bound, admin_bound = await server.start(config.server.listen, config.server.admin_listen)
-    # The tables stay for ever: without this each full collection walks every stored key, 20 ms a million of them.
+    # The tables stay for ever: without this each full collection walks every stored key.
     gc.collect()
     gc.freeze()
     print(f"listening on {', '.join(bound)}; admin on {', '.join(admin_bound)}", flush=True)

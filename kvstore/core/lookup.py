@@ -3,7 +3,7 @@
 Blocks that were stored together mostly lie in neighbouring rows, so that after one look-up the following keys can be
 compared with the following rows: two arrays walked in order, where the index would miss the cache for every key. Rows
 found that way are checked to be this namespace's and still linked; where they are not, the index decides.
-Source: bench "rates" at 1 M blocks: 300 ns a key by the index alone, all of it cache misses.
+`python -m bench rates` prints what a key costs at ten thousand and at a million blocks.
 """
 
 from __future__ import annotations

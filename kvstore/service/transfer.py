@@ -58,7 +58,7 @@ class InlineTransfer:
     # -- get -----------------------------------------------------------------------------------------------------
 
     async def get(self, request: pb.GetRequest, call: Call) -> AsyncGenerator[Outgoing, None]:
-        """Yields headers as blocks settle, each followed by the payload of the parts it granted."""
+        """Yields one header, once every block is settled, and then the payload of the parts granted."""
         session = self._shell.session(request.session)
         checks.no_ranges(request.ranges)
         share = _Share()

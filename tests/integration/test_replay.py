@@ -148,7 +148,7 @@ def _start(folder: Path) -> subprocess.Popen[str]:
         assert replay.poll() is None, replay.communicate()
         assert time.monotonic() < end_s, "the workers did not start"
         time.sleep(0.05)
-    time.sleep(1.0)
+    time.sleep(1.0)  # They have started, and need a moment to be in the middle of a request.
     return replay
 
 

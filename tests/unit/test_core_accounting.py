@@ -380,3 +380,17 @@ def test_a_session_holds_a_bounded_number_of_leases() -> None:
     client.end()
     assert shard.gauge("leases") == 1
     shard.store.check()
+
+
+def test_hit_rates_of_a_workload_with_half_of_its_blocks_stored() -> None:
+    shard = Shard()
+    client = shard.client()
+    space = client.attach(kv_spec("n"))
+    client.put(space, keys(0, 50))
+    mixed = [key(i if i % 2 else 100 + i) for i in range(50)] + [key(i if i % 2 == 0 else 100 + i) for i in range(50)]
+    assert client.match(space, mixed, coverage=Coverage.EACH).states.count(BlockState.HOT) == 50
+    client.acquire(space, mixed, coverage=Coverage.EACH)
+    counters = shard.store.counters()
+    assert counters["match_hit_blocks"] / counters["match_asked_blocks"] == 0.5
+    assert counters["acquire_leased_blocks"] / counters["acquire_asked_blocks"] == 0.5
+    assert counters["acquire_missing_blocks"] == 50
