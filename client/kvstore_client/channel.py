@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,12 @@ from kvstore_wire.inline import decode_get
 from kvstore_wire.methods import ERROR_METADATA, STORE_METHODS, Method
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
+from kvstore_wire.waiting import within
 
 MAX_MESSAGE_BYTES = 64 << 20  # Above any shard's Limits.max_message_bytes; gRPC's own default of 4 MiB is below it.
 CONNECT_TIMEOUT_MS = 2000  # gRPC waits 20 s for an address that swallows packets unless told.
 KEEPALIVE_TIMEOUT_MS = 5000
+STATUS_AFTER_WRITE_S = 0.2  # Between a write that failed and the status that tells why: far more than it takes.
 WRITE_FAILED = "Internal error from Core"  # What gRPC says of a write that came too late.
 
 _AIO: Any = grpc.aio
@@ -93,9 +95,10 @@ class Connection:
             with self._mapped():
                 raw: bytes = await call
         except errors.Internal:
-            if told.status is None:
+            status = await told.status()
+            if status is None:
                 raise
-            raise error_of(told.status, self._target) from None
+            raise error_of(status, self._target) from None
         answer: store.PutResponse = _parsed(store.PutResponse, raw)
         return answer
 
@@ -169,20 +172,28 @@ class _Status:
 
 
 class _PeerStatus:
-    """The status that the peer sent for a call with a stream of requests; None if only gRPC itself spoke.
+    """The status that the peer sent for a call with a stream of requests.
 
-    When a peer ends such a call while a write is under way, the write's failure may overwrite the status that came
-    (grpcio 1.85, both are set one after the other), and with it the reason.
+    When a peer ends such a call while a write is under way, the write's failure may overwrite the status that came,
+    and with it the reason, or come a moment before it (grpcio 1.85: both are set, one after the other).
     """
 
     def __init__(self, call: Any) -> None:
-        self.status: _Status | None = None
+        self._status: _Status | None = None
+        self._came = asyncio.Event()
         call.add_done_callback(self._note)
+
+    async def status(self) -> _Status | None:
+        """Returns what the peer said; None if only gRPC itself spoke."""
+        with suppress(asyncio.TimeoutError):
+            await within(STATUS_AFTER_WRITE_S, self._came.wait())
+        return self._status
 
     def _note(self, call: Any) -> None:
         status = _Status(_at_once(call.code()), _at_once(call.details()), _at_once(call.trailing_metadata()))
         if status.details != WRITE_FAILED and status.code is not grpc.StatusCode.OK:
-            self.status = status
+            self._status = status
+            self._came.set()
 
 
 def _at_once(ready: Coroutine[Any, Any, Any]) -> Any:
