@@ -51,6 +51,8 @@ def serving(capacity: str, *flags: str) -> Iterator[Running]:
     """Runs `kvstore serve` with a prefaulted arena on free ports; stops it at the end."""
     command = [sys.executable, "-m", "kvstore", "serve", "--server.listen", "127.0.0.1:0"]
     command += [
+        "--bulk.listen",
+        "127.0.0.1:0",
         "--server.admin_listen",
         "127.0.0.1:0",
         "--server.log_level",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from importlib.metadata import version
@@ -10,24 +11,35 @@ from kvstore.config import Config, effective
 from kvstore.core.namespaces import NamespaceRules
 from kvstore.core.store import PROBE_HOME, Store, StoreSettings
 from kvstore.service.checks import Checks
+from kvstore.service.copier import RegionCopier
 from kvstore.service.failpoints import Failpoints
+from kvstore.service.framed.door import ChannelSettings
 from kvstore.service.probe import PROBE_TENANT
-from kvstore.service.server import Server
+from kvstore.service.regions import RegionTable
+from kvstore.service.server import ChannelPlaces, Server
 from kvstore.service.shell import Shell
+from kvstore.service.tls import load_tls
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import types_pb2 as types
 
 
 def build_server(config: Config, memory: ArenaMemory, failpoints: Failpoints | None = None) -> Server:
-    """Wires a shard. `memory` has `config.hot.capacity` bytes and outlives the server; the caller closes it."""
+    """Wires a shard. `memory` has `config.hot.capacity` bytes and outlives the server; the caller closes it.
+
+    Raises: ConfigError where a file of section `tls` is not what it should be.
+    """
+    failpoints = failpoints or Failpoints()
+    tls = load_tls(config)
     shell = Shell(
         store=Store(store_settings(config), lambda spec: namespace_rules(config, spec)),
         memory=memory,
         checks=Checks(limits(config)),
         generation=secrets.randbits(63) | 1,
         name=f"{socket.gethostname()} kvcommons/{version('kvcommons')}",
-        failpoints=failpoints or Failpoints(),
+        failpoints=failpoints,
+        regions=RegionTable(config.shm.max_regions, config.shm.max_region_bytes),
+        copier=RegionCopier(memory, failpoints, threads=config.shm.copy_threads),
     )
     return Server(
         shell,
@@ -35,7 +47,27 @@ def build_server(config: Config, memory: ArenaMemory, failpoints: Failpoints | N
         send_budget_bytes=config.server.send_budget,
         probe_interval_s=config.health.probe_interval,
         probe_timeout_s=config.health.probe_timeout,
+        channel=channel_settings(config),
+        tls=tls,
     )
+
+
+def channel_settings(config: Config) -> ChannelSettings:
+    """The fast channel's share of the configuration."""
+    own = os.getuid()
+    return ChannelSettings(
+        max_connections=config.bulk.max_connections,
+        frame_bytes=config.bulk.frame,
+        credit_bytes=config.bulk.credit,
+        stall_s=config.bulk.stall_timeout,
+        may_connect=lambda uid: config.shm.allow_uids.admits(uid, own_uid=own),
+        may_map=lambda uid: config.shm.map_uids.admits(uid, own_uid=own),
+    )
+
+
+def channel_places(config: Config) -> ChannelPlaces:
+    """Where the fast channel listens."""
+    return ChannelPlaces(config.bulk.listen or (), config.bulk.advertise, config.shm.socket)
 
 
 def store_settings(config: Config) -> StoreSettings:

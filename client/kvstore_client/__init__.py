@@ -21,6 +21,7 @@ from kvstore_client.results import (
     RenewResult,
 )
 from kvstore_client.stats import ClientStats
+from kvstore_client.tls import TlsOptions
 from kvstore_wire.errors import CallerError, CapacityError, InvalidArgument, KvStoreError, MediaError, PeerError
 from kvstore_wire.keys import Adapter, Extras, Media, block_key, chain_keys, root_key
 from kvstore_wire.namespace import Attention, Chains, Geometry, Kind, NamespaceSpec
@@ -91,6 +92,7 @@ __all__ = [
     "ReadResult",
     "RenewResult",
     "Ticket",
+    "TlsOptions",
     "Verify",
     "WriteLease",
     "block_key",

@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError, Message
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed, ForkedClient, MalformedAnswer
 from kvstore_client.options import ClientOptions
+from kvstore_client.tls import TlsOptions, tls_for
 from kvstore_wire import errors
 from kvstore_wire.inline import decode_get
 from kvstore_wire.methods import ERROR_METADATA, STORE_METHODS, Method
@@ -53,7 +54,7 @@ class Connection:
 
     def __init__(self, options: ClientOptions) -> None:
         _check_not_forked()
-        self._channel = _AIO.insecure_channel(options.target, options=_channel_options(options))
+        self._channel = _opened(options)
         self._target = options.target
         self._calls = {name: _bound(self._channel, method) for name, method in STORE_METHODS.items()}
         self._closing = False
@@ -218,6 +219,20 @@ def error_of(failure: _Status, target: str) -> errors.KvStoreError:
     status = failure.code.name
     made = _BY_STATUS.get(status, errors.Internal)
     return made(f"{target} answered {status}: {failure.details}")
+
+
+def channel_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
+    """Returns what a channel needs to speak TLS. Raises InvalidArgument where the system has no roots."""
+    return grpc.ssl_channel_credentials(tls.roots(), tls.key, tls.cert)
+
+
+def _opened(options: ClientOptions) -> Any:
+    """Makes the channel, which connects with the first call."""
+    arguments = _channel_options(options)
+    tls = tls_for(options.target, options.tls)
+    if tls is None:
+        return _AIO.insecure_channel(options.target, options=arguments)
+    return _AIO.secure_channel(options.target, tls.grpc_credentials(), options=[*arguments, *tls.grpc_arguments()])
 
 
 def _channel_options(options: ClientOptions) -> list[tuple[str, int]]:

@@ -16,6 +16,7 @@ from kvstore_wire.errors import (
     TableFull,
     UnknownNamespace,
     UnknownSession,
+    Unreachable,
 )
 
 
@@ -33,6 +34,14 @@ class ForkedClient(InvalidArgument):
 
 class Cancelled(DeadlineExceeded):
     """The caller cancelled the ticket before it was done."""
+
+
+class PathDown(Unreachable):
+    """One way to the shard does not work; another may. `sent`: whether the shard may have seen the call."""
+
+    def __init__(self, message: str, *, sent: bool = False) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class MalformedAnswer(Internal):

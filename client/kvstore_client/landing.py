@@ -9,87 +9,110 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from kvstore_client.buffers import Slices
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.options import Verify
 
+_SCRATCH_BYTES = 256 << 10
+
 
 class Landing:
-    """Takes the payload of one read. `targets[i]` must hold at least `lengths[i]` bytes.
+    """Takes the payload of one read; a sink. `targets[i]` must hold at least `lengths[i]` bytes.
 
+    `checksums` is None where they come after the bytes (`trail`).
     Owns: writes to the targets until `finish`; on failure their content is undefined.
     """
 
     def __init__(
-        self, *, lengths: Sequence[int], checksums: Sequence[int], targets: Sequence[Slices | None], verify: Verify
+        self,
+        *,
+        lengths: Sequence[int],
+        checksums: Sequence[int] | None,
+        targets: Sequence[Slices | None],
+        verify: Verify,
     ) -> None:
-        self._lengths, self._checksums, self._targets = lengths, checksums, targets
+        self._lengths, self._checksums, self._targets = lengths, checksums or (), targets
         self._verify = verify is Verify.ON
         self._part = 0  # The part being filled, its bytes so far, and where its next byte goes.
         self._done = 0
         self._slice, self._offset = 0, 0
         self._hash = xxh3_64()
+        self._view = memoryview(b"")
+        self._scratch: memoryview | None = None
+        self._trailing: list[int] | None = None if checksums is not None else []
         self.corrupt: list[int] = []
 
+    def room(self, most: int) -> memoryview:
+        """Returns where the next bytes go, at most `most`. Raises MalformedAnswer if it is more than was announced."""
+        lengths = self._lengths
+        while self._part < len(lengths) and self._done == lengths[self._part]:
+            self._close_part()
+        if self._part == len(lengths):
+            raise MalformedAnswer("more bytes came than were announced")
+        left = min(most, lengths[self._part] - self._done)
+        target = self._targets[self._part]
+        if target is None:
+            self._view = self._passed_over()[:left]
+            return self._view
+        while self._offset == len(target[self._slice]):
+            self._slice, self._offset = self._slice + 1, 0
+        view = target[self._slice]
+        self._view = view[self._offset : self._offset + left]
+        return self._view
+
+    def landed(self, size: int) -> None:
+        """Takes the first `size` bytes of the last `room`."""
+        if self._verify and self._targets[self._part] is not None:
+            self._hash.update(self._view[:size])
+        self._done += size
+        self._offset += size
+
     def feed(self, piece: memoryview) -> None:
-        """Lands the next piece. Raises MalformedAnswer if it is more than was announced."""
-        at, size, lengths = 0, len(piece), self._lengths
+        """Lands the next piece by copying it. Raises MalformedAnswer if it is more than was announced."""
+        at, size = 0, len(piece)
         while at < size:
-            if self._part == len(lengths):
-                raise MalformedAnswer("more bytes came than were announced")
-            length = lengths[self._part]
-            if self._done == 0 and size - at >= length:
-                self._whole(piece[at : at + length])
-                at += length
-            else:
-                at += self._some(piece[at : at + length - self._done], length)
+            room = self.room(size - at)
+            room[:] = piece[at : at + len(room)]
+            at += len(room)
+            self.landed(len(room))
 
     def finish(self) -> None:
-        """Ends the read. Raises MalformedAnswer if bytes are missing."""
-        while self._part < len(self._lengths) and self._done == 0 and self._lengths[self._part] == 0:
-            self._whole(memoryview(b""))
-        if self._part < len(self._lengths):
-            raise MalformedAnswer(f"the stream was cut in part {self._part} of {len(self._lengths)}")
+        """Ends the read. Raises MalformedAnswer if bytes or checksums are missing."""
+        self._complete()
+        if self._trailing:
+            raise MalformedAnswer("the checksums did not come")
 
-    def _whole(self, data: memoryview) -> None:
-        target = self._targets[self._part]
-        if target is not None and len(target) == 1:
-            landed = target[0][: len(data)]
-            landed[:] = data
-            if self._verify and xxh3_64_intdigest(landed) != self._checksums[self._part]:
+    def trail(self, checksums: Sequence[int]) -> None:
+        """Takes checksums that came after the bytes. Raises MalformedAnswer unless they were to come, one a part."""
+        self._complete()
+        if self._trailing is None or len(checksums) != len(self._trailing):
+            raise MalformedAnswer(f"{len(checksums)} checksums came after the bytes of {len(self._lengths)} parts")
+        pairs = zip(self._trailing, checksums, strict=True)
+        self.corrupt.extend(part for part, (ours, told) in enumerate(pairs) if ours not in (-1, told))
+        self._trailing = []
+
+    def _complete(self) -> None:
+        while self._part < len(self._lengths):
+            if self._done < self._lengths[self._part]:
+                raise MalformedAnswer(f"the stream was cut in part {self._part} of {len(self._lengths)}")
+            self._close_part()
+
+    def _close_part(self) -> None:
+        if self._targets[self._part] is not None and self._verify:
+            digest = self._hash.intdigest()
+            if self._trailing is not None:
+                self._trailing.append(digest)
+            elif digest != self._checksums[self._part]:
                 self.corrupt.append(self._part)
-            self._part += 1
-        else:
-            self._some(data, len(data))
-
-    def _some(self, data: memoryview, length: int) -> int:
-        target = self._targets[self._part]
-        if target is not None:
-            self._scatter(data, target)
-        self._done += len(data)
-        if self._done == length:
-            self._close_part(target)
-        return len(data)
-
-    def _scatter(self, data: memoryview, target: Slices) -> None:
-        at = 0
-        while at < len(data):
-            view = target[self._slice]
-            take = min(len(view) - self._offset, len(data) - at)
-            landed = view[self._offset : self._offset + take]
-            landed[:] = data[at : at + take]
-            if self._verify:
-                self._hash.update(landed)
-            at += take
-            self._offset += take
-            if self._offset == len(view):
-                self._slice, self._offset = self._slice + 1, 0
-
-    def _close_part(self, target: Slices | None) -> None:
-        if target is not None and self._verify and self._hash.intdigest() != self._checksums[self._part]:
-            self.corrupt.append(self._part)
+        elif self._trailing is not None:
+            self._trailing.append(-1)
         self._hash.reset()
         self._part += 1
         self._done = self._slice = self._offset = 0
+
+    def _passed_over(self) -> memoryview:
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch

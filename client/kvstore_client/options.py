@@ -7,6 +7,7 @@ from enum import Enum
 
 from kvstore_client.deadline import MAX_DEADLINE_MS
 from kvstore_client.target import checked_target
+from kvstore_client.tls import TlsOptions
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument
 
@@ -22,6 +23,7 @@ class Verify(Enum):
 
 
 VERIFY_ON, VERIFY_OFF = Verify.ON, Verify.OFF
+TRANSPORTS = ("shm", "bulk", "grpc")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class ClientOptions:
     `lease_ms`: how long leases last unless a call says otherwise; 0 = what the shard gives.
     `connect_backoff_min_ms`, `connect_backoff_max_ms`: pause between attempts to connect.
     `gives_hints`: promises the shard that calls carry hints, so that silence means no return is expected.
+    `tls`: how connections over TCP are encrypted; None = not at all. Unix sockets stay plain.
+    `transports`: ways to move bytes that may be used, the preferred first: "shm", "bulk" and "grpc".
     """
 
     target: str
@@ -46,6 +50,8 @@ class ClientOptions:
     keepalive_ms: int = 30_000
     name: str = "kvstore_client"
     gives_hints: bool = False
+    tls: TlsOptions | None = None
+    transports: tuple[str, ...] = TRANSPORTS
 
     def __post_init__(self) -> None:
         checked_target(self.target)
@@ -62,6 +68,9 @@ class ClientOptions:
         if not isinstance(self.gives_hints, bool):
             raise InvalidArgument(f"must be True or False, not {self.gives_hints!r}", field="gives_hints")
         _check_name(self.name)
+        if self.tls is not None and not isinstance(self.tls, TlsOptions):
+            raise InvalidArgument(f"must be TlsOptions or None, not {type(self.tls).__name__}", field="tls")
+        _check_transports(self.transports)
 
 
 def _check_number(field: str, value: int, *, low: int, high: int) -> None:
@@ -69,6 +78,18 @@ def _check_number(field: str, value: int, *, low: int, high: int) -> None:
         raise InvalidArgument(f"must be a whole number, not {value!r}", field=field)
     if not low <= value <= high:
         raise InvalidArgument(f"is {value}", field=field, limit=f"{low}-{high}")
+
+
+def _check_transports(transports: tuple[str, ...]) -> None:
+    known = f"one or more of {', '.join(TRANSPORTS)}, each once"
+    if not isinstance(transports, tuple):
+        raise InvalidArgument(f"must be a tuple, not {type(transports).__name__}", field="transports", limit=known)
+    for name in transports:
+        if name not in TRANSPORTS:
+            raise InvalidArgument(f"{name!r} is not a transport", field="transports", limit=known)
+    if not transports or len(set(transports)) < len(transports):
+        problem = "names one twice" if transports else "names none"
+        raise InvalidArgument(problem, field="transports", limit=known)
 
 
 def _check_name(name: str) -> None:

@@ -20,9 +20,9 @@ class Outgoing:
         self._chunk_bytes = chunk_bytes
         self.checksums: list[int] = []
 
-    def pieces(self) -> Iterator[tuple[list[memoryview], int]]:
+    def pieces(self, chunk_bytes: int | None = None) -> Iterator[tuple[list[memoryview], int]]:
         """Yields (views, their bytes together), each at most `chunk_bytes`; hashes each view just before."""
-        chunk, self.checksums = self._chunk_bytes, []
+        chunk, self.checksums = chunk_bytes or self._chunk_bytes, []
         held: list[memoryview] = []
         filled = 0
         for slices in self._parts:

@@ -135,7 +135,7 @@ class _Attempt:
         )
         receiver = ChainReceiver(piece, self._into, self._core.options.verify)
         await self._core.transport.get(request, receiver, self._deadline)
-        return receiver.landed()
+        return receiver.result()
 
 
 def bounded_wait_ms(wait_ms: int, deadline: Deadline) -> int:

@@ -39,16 +39,79 @@ class Landed:
         return replace(self, states=self.states[:block_count], lengths=self.lengths[:parts], values=self.values[:parts])
 
 
-class ChainReceiver:
-    """Receives a Get by chain. `into` has the caller's slices for each part, or is None: memory is made."""
+class _Receiver:
+    """What both kinds share: the landing, once it is known."""
 
-    def __init__(self, asked: Question, into: Sequence[Slices] | None, verify: Verify) -> None:
-        self._asked, self._into, self._verify = asked, into, verify
+    def __init__(self) -> None:
+        self._landing: Landing | None = None
+        self._found: list[int] | None = None  # Parts found corrupt by whoever moved all bytes at once.
+
+    def room(self, most: int) -> memoryview:
+        return self._begun().room(most)
+
+    def landed(self, size: int) -> None:
+        self._begun().landed(size)
+
+    def feed(self, piece: memoryview) -> None:
+        self._begun().feed(piece)
+
+    def trail(self, trailer: store.GetTrailer) -> None:
+        self._begun().trail(trailer.checksums)
+
+    def finish(self) -> None:
+        landing = self._begun()
+        if self._found is None:
+            landing.finish()
+
+    def moved(self, corrupt: Sequence[int]) -> None:
+        """Takes the bytes as landed by somebody else, who found these parts corrupt."""
+        self._begun()
+        self._found = list(corrupt)
+
+    @property
+    def _corrupt(self) -> list[int]:
+        if self._found is not None:
+            return self._found
+        return self._landing.corrupt if self._landing is not None else []
+
+    def _begun(self) -> Landing:
+        if self._landing is None:
+            raise MalformedAnswer("bytes came before the header")
+        return self._landing
+
+
+class ChainReceiver(_Receiver):
+    """Receives a Get by chain. `into` has the caller's slices for each part, or is None: memory is made.
+
+    `ranged_bytes`: what the ranges asked for take of each part; None where whole parts were asked for.
+    """
+
+    def __init__(
+        self, asked: Question, into: Sequence[Slices] | None, verify: Verify, ranged_bytes: int | None = None
+    ) -> None:
+        super().__init__()
+        self._asked, self._into, self._verify, self._ranged_bytes = asked, into, verify, ranged_bytes
         self._states = b""
         self._hits: list[int] = []  # Index of each part that comes, in the question.
         self._lengths: list[int] = []
         self._targets: list[Slices | None] = []
-        self._landing: Landing | None = None
+
+    @property
+    def targets(self) -> Sequence[Slices | None]:
+        """Where each part that comes goes, None for one that its buffer cannot hold. Known once begun."""
+        return self._targets
+
+    @property
+    def all_targets(self) -> Sequence[Slices] | None:
+        """The caller's slices for each part asked for, if there are any."""
+        return self._into
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the answer can have at most."""
+        if self._into is not None:
+            return sum(map(size_of, self._into))
+        return self._asked.block_count * self._asked.parts_per_block * self._asked.spec.part_bytes
 
     def begin(self, header: store.GetHeader) -> None:
         asked = self._asked
@@ -58,30 +121,22 @@ class ChainReceiver:
         for block, state in enumerate(self._states):
             if state == BlockState.HOT:
                 self._hits.extend(range(block * parts, (block + 1) * parts))
-        check_lengths(asked.spec, self._lengths, len(header.checksums), len(self._hits))
+        checksums: list[int] | None = list(header.checksums)
+        if self._ranged_bytes is None:
+            check_lengths(asked.spec, self._lengths, len(header.checksums), len(self._hits))
+        else:
+            check_ranged(self._lengths, self._ranged_bytes, len(self._hits))
+            checksums = None
         self._targets = self._choose()
-        self._landing = Landing(
-            lengths=self._lengths, checksums=list(header.checksums), targets=self._targets, verify=self._verify
-        )
+        self._landing = Landing(lengths=self._lengths, checksums=checksums, targets=self._targets, verify=self._verify)
 
-    def feed(self, piece: memoryview) -> None:
-        if self._landing is None:
-            raise MalformedAnswer("bytes came before the header")
-        self._landing.feed(piece)
-
-    def finish(self) -> None:
-        if self._landing is None:
-            raise MalformedAnswer("the answer has no header")
-        self._landing.finish()
-
-    def landed(self) -> Landed:
+    def result(self) -> Landed:
         """Returns what came, with every block that must not be used made a miss. Call after `finish`."""
         parts, count = self._asked.parts_per_block, self._asked.block_count
         out = Landed(bytearray(self._states), [0] * (count * parts), [None] * (count * parts))
         for at, length, target in zip(self._hits, self._lengths, self._targets, strict=True):
             out.lengths[at], out.values[at] = length, target
-        corrupt = self._landing.corrupt if self._landing is not None else []
-        out.corrupt_parts = [self._hits[i] for i in corrupt]
+        out.corrupt_parts = [self._hits[i] for i in self._corrupt]
         out.corrupt_blocks = _distinct(at // parts for at in out.corrupt_parts)
         out.mismatched_blocks = _distinct(
             at // parts for at, target in zip(self._hits, self._targets, strict=True) if target is None
@@ -109,10 +164,11 @@ class ChainReceiver:
         return [slices if size_of(slices) >= size else None for slices, size in zip(chosen, self._lengths, strict=True)]
 
 
-class LeaseReceiver:
+class LeaseReceiver(_Receiver):
     """Receives a read under a lease whose grants are known."""
 
     def __init__(self, grants: Grants, into: Sequence[Slices] | None, verify: Verify) -> None:
+        super().__init__()
         self._lengths: list[int] = grants.lengths.tolist()
         self._checksums: list[int] = grants.checksums.tolist()
         self.targets: list[Slices] = list(fresh(self._lengths)) if into is None else list(into)
@@ -120,17 +176,19 @@ class LeaseReceiver:
 
     @property
     def corrupt(self) -> tuple[int, ...]:
-        return tuple(self._landing.corrupt)
+        return tuple(self._corrupt)
+
+    @property
+    def all_targets(self) -> Sequence[Slices]:
+        return self.targets
+
+    @property
+    def most_bytes(self) -> int:
+        return sum(self._lengths)
 
     def begin(self, header: store.GetHeader) -> None:
         if list(header.lengths) != self._lengths or list(header.checksums) != self._checksums:
             raise MalformedAnswer("the bytes announced are not those that were leased")
-
-    def feed(self, piece: memoryview) -> None:
-        self._landing.feed(piece)
-
-    def finish(self) -> None:
-        self._landing.finish()
 
 
 def check_states(states: bytes, count: int, *, highest: int) -> None:
@@ -139,6 +197,12 @@ def check_states(states: bytes, count: int, *, highest: int) -> None:
         raise MalformedAnswer(f"{len(states)} states for {count} items")
     if states and max(states) > highest:
         raise MalformedAnswer(f"unknown state {max(states)}")
+
+
+def check_ranged(lengths: Sequence[int], ranged_bytes: int, part_count: int) -> None:
+    """Raises MalformedAnswer unless every part has the bytes that its ranges take."""
+    if len(lengths) != part_count or any(length != ranged_bytes for length in lengths):
+        raise MalformedAnswer(f"{len(lengths)} lengths for {part_count} parts of {ranged_bytes} ranged bytes each")
 
 
 def check_lengths(spec: NamespaceSpec, lengths: Sequence[int], checksum_count: int, part_count: int) -> None:

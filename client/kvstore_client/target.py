@@ -32,6 +32,17 @@ def checked_target(text: str, field: str = "target") -> str:
     return text
 
 
+def checked_host(text: str, field: str) -> str:
+    """Returns `text` if it is a host name or an IP address. Raises InvalidArgument naming `field`."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"must be text, not {type(text).__name__}", field=field)
+    if ":" in text:
+        _check_v6(f"[{text}]", text, field)
+    else:
+        _check_host(text, text, field)
+    return text
+
+
 def _unix(text: str, field: str) -> str:
     path = text[len("unix:") :]
     if not path.startswith("/") or "\0" in path or path.endswith("/"):
@@ -45,7 +56,7 @@ def _check_v6(host: str, text: str, field: str) -> None:
     try:
         ipaddress.IPv6Address(host[1:-1] if host.startswith("[") and host.endswith("]") else "")
     except ValueError:
-        raise InvalidArgument(f"{text!r} has no IPv6 address between its brackets", field=field) from None
+        raise InvalidArgument(f"{text!r} has no valid IPv6 address", field=field) from None
 
 
 def _check_host(host: str, text: str, field: str) -> None:

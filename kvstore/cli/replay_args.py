@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from kvstore.cli.command_errors import CommandError
-from kvstore.cli.connection import ADMIN, duration_s
+from kvstore.cli.connection import ADMIN, add_tls_flags, duration_s, tls_options
 from kvstore.cli.gen import add_load_flags
 from kvstore.config import parse_ratio, parse_size
 from kvstore.replay.crew import CrewSize
@@ -35,6 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     _add_load_flags(parser)
     _add_server_flags(parser)
     _add_worker_flags(parser)
+    add_tls_flags(parser)
 
 
 def trace_and_settings(arguments: argparse.Namespace) -> tuple[Trace, Settings]:
@@ -151,12 +152,15 @@ class _Capacity:
 
 
 def _wanted(arguments: argparse.Namespace) -> _Capacity | ExistingServer:
+    tls = tls_options(arguments)
     if arguments.server is not None:
         if arguments.capacity is not None:
             raise CommandError("--capacity: is a running server's own affair; leave it out with --server")
         for address in (arguments.server, arguments.admin):
             ClientOptions(target=address)  # Checks the spelling.
-        return ExistingServer(arguments.server, arguments.admin)
+        return ExistingServer(arguments.server, arguments.admin, tls)
+    if tls is not None:
+        raise CommandError("--tls-...: are for a running server; name it with --server")
     text = arguments.capacity or "10%"
     if text.endswith("%") or "." in text:
         return _Capacity(share=_share(text, "--capacity"))

@@ -39,9 +39,12 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kvstore.service.tls import load_tls
+
     try:
         config = _config(vars(arguments), os.environ)
         failpoints = Failpoints(os.environ.get(ENVIRONMENT, ""))
+        load_tls(config)  # Its faults belong to these, before memory is taken, and to --check.
     except ValueError as error:  # ConfigError is one.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.USAGE
@@ -90,7 +93,7 @@ def _serve(config: Config, failpoints: Failpoints) -> int:
 
 
 async def _run(config: Config, failpoints: Failpoints) -> int:
-    from kvstore.build import build_server
+    from kvstore.build import build_server, channel_places
     from kvstore.service.grpc_door import GRPC_LOGGER, DepartedCallers
     from kvstore.tiers.memory import ArenaMemory
     from kvstore_wire.malloc import keep_freed_memory
@@ -104,11 +107,13 @@ async def _run(config: Config, failpoints: Failpoints) -> int:
     if config.hot.prefault == "background":
         memory.prefault_in_background()
     server = build_server(config, memory, failpoints)
-    bound, admin_bound = await server.start(config.server.listen, config.server.admin_listen)
+    bound = await server.start(config.server.listen, config.server.admin_listen, channel_places(config))
     # The tables stay for ever: without this each full collection walks every stored key.
     gc.collect()
     gc.freeze()
-    print(f"listening on {', '.join(bound)}; admin on {', '.join(admin_bound)}", flush=True)
+    if bound.channel:
+        print(f"fast channel on {', '.join(bound.channel)}")
+    print(f"listening on {', '.join(bound.store)}; admin on {', '.join(bound.admin)}", flush=True)
     progress = asyncio.create_task(_show_prefault(memory, stopping))
     await stopping.wait()
     await progress
@@ -132,12 +137,17 @@ async def _show_prefault(memory: Any, stopping: asyncio.Event) -> None:
 
 
 def _exposure(config: Config) -> list[str]:
-    """Warnings for ports that other hosts can reach: nothing authenticates callers."""
-    addresses: tuple[Address, ...] = (*config.server.listen, *config.server.admin_listen)
+    """Warnings for ports that other hosts can reach: only a certificate authenticates callers."""
+    addresses: tuple[Address, ...] = (
+        *config.server.listen,
+        *config.server.admin_listen,
+        *(config.bulk.listen or ()),
+    )
     open_to_others = [str(a) for a in addresses if not a.is_loopback()]
-    if not open_to_others:
+    if not open_to_others or config.tls.client_ca:
         return []
-    return [f"{', '.join(open_to_others)} can be reached from other hosts, and callers are not authenticated"]
+    lacking = "callers are not authenticated" + ("" if config.tls.cert else " and nothing is encrypted")
+    return [f"{', '.join(open_to_others)} can be reached from other hosts, and {lacking}"]
 
 
 def _available_bytes() -> int:

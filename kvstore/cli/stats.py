@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.cli import exit_codes
 from kvstore.cli.command_errors import CommandError, reported
-from kvstore.cli.connection import ADMIN, add_timeout_flag, duration_s, timeout_ms
+from kvstore.cli.connection import ADMIN, add_timeout_flag, add_tls_flags, duration_s, timeout_ms, tls_options
 from kvstore.cli.stats_view import StatsView, print_view
 from kvstore_client import ClientOptions
 
@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object; with --watch one a line")
     parser.add_argument("--config", action="store_true", help="also show the server's options and where each is from")
     add_timeout_flag(parser)
+    add_tls_flags(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +60,8 @@ def _stats(arguments: argparse.Namespace) -> int:
 def _views(arguments: argparse.Namespace, interval_ms: int) -> Iterator[StatsView]:
     from kvstore.replay.admin import admin_peer
 
-    with admin_peer(arguments.admin, deadline_s=timeout_ms(arguments) / 1000) as peer:
+    tls, deadline_s = tls_options(arguments), timeout_ms(arguments) / 1000
+    with admin_peer(arguments.admin, tls=tls, deadline_s=deadline_s) as peer:
         options = [(o.key, o.value, o.source) for o in peer.config().options] if arguments.config else []
         if not arguments.watch:
             yield StatsView(peer.stats(), peer.namespaces(), options)

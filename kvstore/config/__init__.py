@@ -8,7 +8,10 @@ from kvstore.config.effective import check_memory, effective, startup_lines
 from kvstore.config.faults import ConfigError, Fault
 from kvstore.config.load import load_config
 from kvstore.config.options import Option, options, options_table, policy_options
+from kvstore.config.place_kinds import AUTO, OFF
+from kvstore.config.runtime_dir import SocketPathError, shm_socket_path
 from kvstore.config.schema import (
+    BulkConfig,
     Config,
     HealthConfig,
     HotConfig,
@@ -17,9 +20,12 @@ from kvstore.config.schema import (
     NamespacePolicy,
     NamespacesConfig,
     ServerConfig,
+    ShmConfig,
     Source,
     Sources,
+    TlsConfig,
 )
+from kvstore.config.uids import Uids
 from kvstore.config.units import (
     describe_size,
     format_duration,
@@ -31,7 +37,10 @@ from kvstore.config.units import (
 )
 
 __all__ = [
+    "AUTO",
+    "OFF",
     "Address",
+    "BulkConfig",
     "Config",
     "ConfigError",
     "Fault",
@@ -43,8 +52,12 @@ __all__ = [
     "NamespacesConfig",
     "Option",
     "ServerConfig",
+    "ShmConfig",
+    "SocketPathError",
     "Source",
     "Sources",
+    "TlsConfig",
+    "Uids",
     "auto_page_bytes",
     "check_memory",
     "describe_size",
@@ -59,5 +72,6 @@ __all__ = [
     "parse_ratio",
     "parse_size",
     "policy_options",
+    "shm_socket_path",
     "startup_lines",
 ]

@@ -84,6 +84,19 @@ class Address:
         return theirs is None or mine.version == theirs.version
 
 
+def checked_unix_path(path: str) -> str:
+    """Returns the path of a Unix socket in its shortest spelling. Raises ValueError with the reason alone."""
+    if not path.startswith("/") or path.startswith("//") or path.endswith("/"):
+        raise ValueError("the path of a Unix socket must be absolute and name a file")
+    if "," in path or not path.isprintable():
+        raise ValueError("the path may hold no comma and no control character")
+    path = posixpath.normpath(path)
+    size_bytes = len(path.encode())
+    if size_bytes > MAX_UNIX_PATH_BYTES:
+        raise ValueError(f"the path has {size_bytes} bytes, the limit is {MAX_UNIX_PATH_BYTES}")
+    return path
+
+
 def _refusal(text: str, reason: str) -> str:
     return f"{shown(text)} is not an address, {reason}: write {ADDRESS_HELP}"
 
@@ -138,12 +151,7 @@ def _unix_path(text: str) -> str:
     path = text.removeprefix("unix:")
     if path.startswith("///"):
         path = path[2:]
-    if not path.startswith("/") or path.startswith("//") or path.endswith("/"):
-        raise ValueError(_refusal(text, "the path of a Unix socket must be absolute and name a file"))
-    if "," in path or not path.isprintable():
-        raise ValueError(_refusal(text, "the path may hold no comma and no control character"))
-    path = posixpath.normpath(path)
-    size_bytes = len(path.encode())
-    if size_bytes > MAX_UNIX_PATH_BYTES:
-        raise ValueError(_refusal(text, f"the path has {size_bytes} bytes, the limit is {MAX_UNIX_PATH_BYTES}"))
-    return path
+    try:
+        return checked_unix_path(path)
+    except ValueError as error:
+        raise ValueError(_refusal(text, str(error))) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvstore.config.options import Option, options, policy_options
+from kvstore.config.options import EMPTY, Option, options, policy_options
 from kvstore.config.schema import Config, Source
 from kvstore.config.sources import policy_key
 from kvstore.config.units import describe_size
@@ -19,7 +19,7 @@ def startup_lines(config: Config) -> list[str]:
     """One line for each option, with its source, and with the exact bytes of each size."""
     lines = []
     for key, option, value in _values(config):
-        text = option.kind.show(value)
+        text = option.kind.show(value) or EMPTY
         if option.unit == "bytes" and value is not None:
             text += f" ({value} bytes)"
         lines.append(f"{key} = {text} [{config.sources.of(key)}]")

@@ -51,6 +51,9 @@ def _build(choices: Choices, namespaces: tuple[str, ...]) -> Config:
         lease=schema.LeaseConfig(**values["lease"]),
         namespaces=schema.NamespacesConfig(**values["namespaces"], policy=policies),
         health=schema.HealthConfig(**values["health"]),
+        tls=schema.TlsConfig(**values["tls"]),
+        bulk=schema.BulkConfig(**values["bulk"]),
+        shm=schema.ShmConfig(**values["shm"]),
         sources=schema.Sources(tuple((key, choice.source) for key, choice in choices.items())),
     )
 

@@ -13,6 +13,7 @@ from kvstore.config.kinds import Kind
 ENV_PREFIX = "KVSTORE_"
 ENV_CONFIG = "KVSTORE_CONFIG"
 POLICY_KEY = "namespaces.policy"
+EMPTY = '""'  # How people are shown a value that is empty text.
 
 SECTIONS: dict[str, type] = {
     "server": schema.ServerConfig,
@@ -21,6 +22,9 @@ SECTIONS: dict[str, type] = {
     "lease": schema.LeaseConfig,
     "namespaces": schema.NamespacesConfig,
     "health": schema.HealthConfig,
+    "tls": schema.TlsConfig,
+    "bulk": schema.BulkConfig,
+    "shm": schema.ShmConfig,
 }
 
 
@@ -59,7 +63,7 @@ class Option:
     @property
     def help(self) -> str:
         """One line for `--help`."""
-        return f"{self.doc} ({self.bounds}; default {self.default})"
+        return f"{self.doc} ({self.bounds}; default {self.default or EMPTY})"
 
 
 @cache
@@ -79,9 +83,9 @@ def options_table(chosen: Iterable[Option]) -> str:
     rows = ["| Key | Default | Bounds | Meaning | Environment | Flag |", "|---|---|---|---|---|---|"]
     for option in chosen:
         spellings = [f"`{text}`" if text else "file only" for text in (option.env, option.flag)]
-        rows.append(
-            f"| {' | '.join([f'`{option.name}`', f'`{option.default}`', option.bounds, option.doc, *spellings])} |"
-        )
+        default = option.default or EMPTY
+        cells = [f"`{option.name}`", f"`{default}`", option.bounds, option.doc, *spellings]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

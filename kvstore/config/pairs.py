@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import combinations, product
 
+from kvstore.config.address import Address
 from kvstore.config.choices import Choice, Choices
 from kvstore.config.faults import Fault
+from kvstore.config.place_kinds import AUTO, OFF
 from kvstore.config.schema import GRAIN_BYTES
 from kvstore.config.sources import policy_key
 from kvstore.config.units import KIB, format_size
 
 # Room beside the payload of one piece for the message's other fields.
 MESSAGE_ROOM_BYTES = 64 * KIB
+LISTENERS = ("server.listen", "server.admin_listen", "bulk.listen", "shm.socket")
 
 AT_MOST = (
     ("hot.page", "hot.capacity", "the arena must hold a page"),
     ("limits.max_part", "hot.page", "a part must fit in a page"),
     ("limits.max_part", "limits.max_call_bytes", "a call must be able to move a part"),
     ("lease.default", "lease.max", "a lease of the default life must be allowed"),
+    ("bulk.frame", "bulk.credit", "a client must be able to send a whole frame"),
 )
 
 
@@ -28,6 +33,9 @@ def find_impossible(choices: Choices, *, namespaces: tuple[str, ...]) -> list[Fa
         *_chunk_over_message(choices),
         *_share_below_part(choices),
         *_overlapping_listeners(choices),
+        *_advertised_nothing(choices),
+        *_half_of_tls(choices),
+        *_mapped_but_refused(choices),
         *_too_many_policies(choices, namespaces),
         *_bad_shares(choices, namespaces),
         *_quotas_over_capacity(choices, namespaces),
@@ -68,14 +76,48 @@ def _share_below_part(choices: Choices) -> Iterator[Fault]:
 
 
 def _overlapping_listeners(choices: Choices) -> Iterator[Fault]:
-    clients, admin = choices.get("server.listen"), choices.get("server.admin_listen")
-    if clients is None or admin is None:
+    listeners = [choices[key] for key in LISTENERS if key in choices]
+    for one, other in combinations(listeners, 2):
+        for address, taken in product(_addresses(one), _addresses(other)):
+            if address.overlaps(taken):
+                problem = f"{address} of {one.key} and {taken} of {other.key} cannot both be listened at"
+                yield _fault(one, other, problem=problem)
+
+
+def _addresses(listener: Choice) -> tuple[Address, ...]:
+    """Where the choice listens: nowhere if it is off, nowhere known if it is auto."""
+    if isinstance(listener.value, str):
+        return () if listener.value in (AUTO, OFF) else (Address(host="", port=0, unix_path=listener.value),)
+    return listener.value or ()
+
+
+def _advertised_nothing(choices: Choices) -> Iterator[Fault]:
+    advertise, listen = choices.get("bulk.advertise"), choices.get("bulk.listen")
+    if advertise is not None and listen is not None and advertise.value and listen.value is None:
+        yield _fault(advertise, listen, problem=f"{advertise} is told to clients, but {listen} opens no port")
+
+
+def _half_of_tls(choices: Choices) -> Iterator[Fault]:
+    """A certificate and its key go together, and an authority for clients needs both."""
+    cert, key, client_ca = (choices.get(name) for name in ("tls.cert", "tls.key", "tls.client_ca"))
+    if cert is not None and key is not None and bool(cert.value) != bool(key.value):
+        there, lacking = (cert, key) if cert.value else (key, cert)
+        problem = f"{there} is set and {lacking.key} is not: a certificate and its key go together"
+        yield _fault(there, lacking, problem=problem)
+    if cert is not None and client_ca is not None and client_ca.value and not cert.value:
+        problem = f"{client_ca} is set and {cert.key} is not: clients can only show certificates over TLS"
+        yield _fault(client_ca, cert, problem=problem)
+
+
+def _mapped_but_refused(choices: Choices) -> Iterator[Fault]:
+    """Whose clients get the arena must be able to connect. What `same` stands for is not known yet."""
+    allowed, mapped = choices.get("shm.allow_uids"), choices.get("shm.map_uids")
+    if allowed is None or mapped is None or allowed.value.listed is None or mapped.value.listed is None:
         return
-    for address in clients.value:
-        for other in admin.value:
-            if address.overlaps(other):
-                problem = f"{address} of {clients.key} and {other} of {admin.key} cannot both be listened at"
-                yield _fault(clients, admin, problem=problem)
+    for uid in mapped.value.listed:
+        if uid not in allowed.value.listed:
+            problem = f"{uid} of {mapped} may not connect: it is not in {allowed}"
+            yield _fault(mapped, allowed, problem=problem)
 
 
 def _too_many_policies(choices: Choices, namespaces: tuple[str, ...]) -> Iterator[Fault]:

@@ -15,6 +15,8 @@ from typing import Any, Literal
 from kvstore.config.address import Address
 from kvstore.config.compound_kinds import Addresses, SizeOrPercent, WordOr
 from kvstore.config.kinds import Count, Duration, Kind, OneOf, Ratio, Size
+from kvstore.config.place_kinds import FilePath, HostPort, SocketPath, TcpAddresses, UidSet
+from kvstore.config.uids import SAME, Uids
 from kvstore.config.units import GIB, KIB, MIB, TIB
 
 Source = Literal["default", "file", "env", "flag"]
@@ -225,6 +227,111 @@ class HealthConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TlsConfig:
+    """Encryption of the TCP ports. Paths of PEM files, "" = none; they are read at start."""
+
+    cert: str = field(
+        metadata=_option(FilePath(), default="", doc="certificate chain of this server, in PEM; empty is no TLS")
+    )
+    key: str = field(
+        metadata=_option(FilePath(), default="", doc="private key of tls.cert, in PEM, without passphrase")
+    )
+    client_ca: str = field(
+        metadata=_option(
+            FilePath(),
+            default="",
+            doc="certificates of an authority, in PEM; where set, a client must show a certificate that it signed",
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkConfig:
+    """The fast channel over TCP. `listen` is None where there is none; `frame`, `credit` also hold for shm."""
+
+    listen: tuple[Address, ...] | None = field(
+        metadata=_option(
+            WordOr("off", TcpAddresses(16)),
+            default="127.0.0.1:7072",
+            doc="where the fast channel listens; port 0 is any free port",
+        )
+    )
+    advertise: str = field(
+        metadata=_option(
+            HostPort(),
+            default="",
+            doc="where clients are told to connect; empty tells them the port only, and they use the host that they "
+            "speak gRPC to",
+        )
+    )
+    max_connections: int = field(
+        metadata=_option(
+            Count(low=1, high=MAX_COUNT),
+            default="4096",
+            doc="most connections of the fast channel at once, over all its sockets",
+        )
+    )
+    credit: int = field(
+        metadata=_option(
+            Size(low=1 * MIB, high=4 * GIB),
+            default="64MiB",
+            doc="payload bytes that a client may send to a connection before it is granted more",
+        )
+    )
+    frame: int = field(
+        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="1MiB", doc="largest payload of one frame")
+    )
+    stall_timeout: float = field(
+        metadata=_option(
+            Duration(low="100ms", high="10m"),
+            default="5s",
+            doc="a peer that takes or sends nothing for so long in the middle of a transfer is cut",
+        )
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShmConfig:
+    """The fast channel over a Unix socket, with shared memory. `socket` is AUTO, OFF or a path."""
+
+    socket: str = field(
+        metadata=_option(
+            SocketPath(),
+            default="auto",
+            doc="where clients of this machine connect; auto is a path that only the server's own uid can reach, made "
+            "of the port in server.listen",
+        )
+    )
+    allow_uids: Uids = field(
+        metadata=_option(
+            UidSet((SAME,)),
+            default="same",
+            doc="whose processes may connect; same is the server's own uid",
+        )
+    )
+    map_uids: Uids = field(
+        metadata=_option(
+            UidSet((SAME, "none")),
+            default="same",
+            doc="whose processes get the arena mapped, read-only; others are served by copies",
+        )
+    )
+    max_regions: int = field(
+        metadata=_option(Count(low=1, high=MAX_COUNT), default="64", doc="most regions that a session may register")
+    )
+    max_region_bytes: int = field(
+        metadata=_option(
+            Size(low=GRAIN_BYTES, high=MAX_CAPACITY_BYTES),
+            default="256GiB",
+            doc="most bytes of all regions of one session",
+        )
+    )
+    copy_threads: int = field(
+        metadata=_option(Count(low=1, high=64), default="2", doc="threads that copy between regions and the arena")
+    )
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where each option's value came from."""
@@ -246,4 +353,7 @@ class Config:
     lease: LeaseConfig
     namespaces: NamespacesConfig
     health: HealthConfig
+    tls: TlsConfig
+    bulk: BulkConfig
+    shm: ShmConfig
     sources: Sources = field(compare=False)

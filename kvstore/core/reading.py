@@ -141,15 +141,24 @@ class Reader:
         return woken
 
     def end(self, lease: ReadLease, now: float) -> None:
-        """Ends a read lease and gives up its holds."""
+        """Ends a read lease and gives up its holds, now or with its last pin."""
         self.leases.end(lease)
-        if len(lease.blocks):
-            self.records.unhold(lease.blocks[::-1], now)
+        if not lease.pins:
+            self._let_go(lease, now)
+
+    def unpinned(self, lease: ReadLease, now: float) -> None:
+        """Gives up what a lease that ended under its pins held."""
+        if lease.ended:
+            self._let_go(lease, now)
 
     def drop_corrupt(self, block: int) -> None:
         """Removes a block whose stored bytes do not match their checksum any more."""
         if not self.records.blocks.doomed[block]:
             self.records.unlink(block, Removal.CORRUPT)
+
+    def _let_go(self, lease: ReadLease, now: float) -> None:
+        if len(lease.blocks):
+            self.records.unhold(lease.blocks[::-1], now)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kvstore.core.arena import SLOT_UNIT_BYTES, SPARE_POOL, ArenaMap, ClassKey
-from kvstore.core.columns import Floats, Ids
+from kvstore.core.columns import RESERVED, Floats, Ids
 from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
 from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
@@ -198,6 +198,23 @@ class Store:
             session.leases.discard(lease.id)
         return states
 
+    def pin(self, lease: Lease) -> None:
+        """Keeps the slots of a lease while bytes are copied from or to them outside the core; counted.
+
+        A lease may end under its pins: it is unknown at once and nothing of it can be committed, but its slots and
+        holds stay as they are until the last pin goes. Every pin must be taken off once. Raises LeaseExpired.
+        """
+        self.leases.pin(lease)
+
+    def unpin(self, lease: Lease, now: float) -> None:
+        """Takes one pin off; the last one of an ended lease gives back what it held. Raises ValueError for none."""
+        if not self.leases.unpin(lease):
+            return
+        if isinstance(lease, ReadLease):
+            self.reader.unpinned(lease, now)
+        elif isinstance(lease, WriteLease):
+            self.writer.unpinned(lease, now)
+
     def _end(self, lease: Lease, now: float) -> None:
         if isinstance(lease, ReadLease):
             self.reader.end(lease, now)
@@ -317,9 +334,14 @@ class Store:
         """Raises AssertionError unless all tables agree. Costs the number stored."""
         self.records.check()
         holds = np.zeros(len(self.records.blocks.holds), np.int64)
-        for lease in self.leases.all():
+        lingering = self.leases.lingering()
+        for lease in [*self.leases.all(), *lingering]:
             if isinstance(lease, ReadLease | WriteLease):
                 np.add.at(holds, lease.blocks, 1)
+            if isinstance(lease, WriteLease):
+                assert lease.pins or not len(lease.owed), "slots are owed to no pin"
+                assert (self.records.parts.state[lease.owed] == RESERVED).all(), "an owed slot was given back"
+        assert all(lease.ended and lease.pins for lease in lingering), "a lease lingers without a reason"
         assert (holds == self.records.blocks.holds).all(), "holds and leases disagree"
         known = {i for s in self.sessions for i in s.leases}
         assert known >= {lease.id for lease in self.leases.all()}, "a lease without its session"

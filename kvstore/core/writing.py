@@ -1,7 +1,7 @@
 """Reserve, Commit and Abort: what writers do.
 
 Blocks are write-once and become visible part by part, each atomically, at Commit and not before. Whatever a writer
-reserved and did not commit comes back with its lease.
+reserved and did not commit comes back with its lease, or with the lease's last pin if that is later.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
-from kvstore.core.leases import LeaseTable, WriteLease
+from kvstore.core.leases import NO_IDS, LeaseTable, WriteLease
 from kvstore.core.lookup import each_block
 from kvstore.core.namespaces import Namespace
 from kvstore.core.reading import distinct_tail_first
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
 from kvstore.core.space import Space
-from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.errors import InvalidArgument, LeaseExpired
 from kvstore_wire.namespace import Kind
 from kvstore_wire.states import PartState
 
@@ -143,9 +143,11 @@ class Writer:
     def commit(self, lease: WriteLease, indexes: Sequence[int], checksums: Sequence[int], now: float) -> bytes:
         """Makes landed parts of a live lease visible; answers one PartState an index. The last part ends the lease.
 
-        Raises InvalidArgument for an index out of range or given twice, and a wrong number of checksums; then nothing
-        changed.
+        Raises LeaseExpired for an ended lease, InvalidArgument for an index out of range or given twice, and a wrong
+        number of checksums; then nothing changed.
         """
+        if lease.ended:
+            raise LeaseExpired(f"write lease {lease.id} has ended", field="lease")
         _check_indexes(indexes, len(lease.parts), len(checksums))
         states = bytearray(len(indexes))
         good: list[int] = []
@@ -154,10 +156,10 @@ class Writer:
             if states[i] == PartState.COMMITTED:
                 good.append(i)
         lost = [index for index, s in zip(indexes, states, strict=True) if s == PartState.LOST and lease.open[index]]
-        for index in [*lost, *(indexes[i] for i in good)]:
-            lease.open[index] = 0
-        self.records.abandon(lease.namespace, lease.parts[lost])
+        self._drop(lease, np.array(lost, np.int64))
         if good:
+            for i in good:
+                lease.open[indexes[i]] = 0
             sums = np.array([checksums[i] for i in good], np.uint64)
             self.records.publish(lease.parts[[indexes[i] for i in good]], sums)
         lease.namespace.counters.add("committed_parts", len(good))
@@ -167,12 +169,29 @@ class Writer:
         return bytes(states)
 
     def end(self, lease: WriteLease, now: float) -> None:
-        """Ends a write lease: what it had not committed is dropped."""
+        """Ends a write lease and drops what it had not committed. What it held comes back now or with its last pin."""
         self.leases.end(lease)
         left = np.flatnonzero(np.frombuffer(lease.open, np.uint8))
         lease.namespace.counters.add("abandoned_parts", len(left))
-        self.records.abandon(lease.namespace, lease.parts[left])
-        self.records.unhold(lease.blocks, now)
+        self._drop(lease, left)
+        if not lease.pins:
+            self.records.unhold(lease.blocks, now)
+
+    def unpinned(self, lease: WriteLease, now: float) -> None:
+        """Takes back the slots of parts dropped under the pins, and the holds if the lease has ended."""
+        owed, lease.owed = lease.owed, NO_IDS
+        self.records.abandon(lease.namespace, owed)
+        if lease.ended:
+            self.records.unhold(lease.blocks, now)
+
+    def _drop(self, lease: WriteLease, indexes: Longs) -> None:
+        """Closes open parts that will never be visible; where a copy may still go on, their slots come back later."""
+        np.frombuffer(lease.open, np.uint8)[indexes] = 0
+        parts = lease.parts[indexes]
+        if lease.pins:
+            lease.owed = np.concatenate((lease.owed, parts))
+        else:
+            self.records.abandon(lease.namespace, parts)
 
     def _verdict(self, lease: WriteLease, index: int) -> PartState:
         if self.records.blocks.doomed[self.records.parts.block[lease.parts[index]]]:

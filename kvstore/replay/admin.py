@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import grpc
 
+from kvstore_client import TlsOptions
+from kvstore_client.tls import tls_for
 from kvstore_wire import errors
 from kvstore_wire.methods import ADMIN_METHODS, ERROR_METADATA
 from kvstore_wire.v1 import admin_pb2 as pb
@@ -63,10 +65,17 @@ class AdminPeer:
 
 
 @contextmanager
-def admin_peer(target: str, *, deadline_s: float = 5.0) -> Iterator[AdminPeer]:
+def admin_peer(target: str, *, tls: TlsOptions | None = None, deadline_s: float = 5.0) -> Iterator[AdminPeer]:
     """Opens a peer. Sends nothing yet."""
-    with closing(grpc.insecure_channel(target, options=(("grpc.max_receive_message_length", -1),))) as channel:
+    with closing(_channel(target, tls_for(target, tls))) as channel:
         yield AdminPeer(channel, target, deadline_s=deadline_s)
+
+
+def _channel(target: str, tls: TlsOptions | None) -> grpc.Channel:
+    arguments: list[tuple[str, object]] = [("grpc.max_receive_message_length", -1)]
+    if tls is None:
+        return grpc.insecure_channel(target, options=arguments)
+    return grpc.secure_channel(target, tls.grpc_credentials(), options=[*arguments, *tls.grpc_arguments()])
 
 
 def _encode(message: Any) -> bytes:

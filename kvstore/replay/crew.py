@@ -14,6 +14,7 @@ from kvstore.replay.faults import WorkerDied
 from kvstore.replay.outcomes import Broken, Decoded, Prefilled
 from kvstore.replay.plan import Plan
 from kvstore.replay.worker import READY, Post, Role, work
+from kvstore_client import TlsOptions
 
 START_S = 60.0
 STOP_S = 3.0
@@ -71,7 +72,9 @@ class Crew:
 
 
 @contextmanager
-def crew_at_work(size: CrewSize, plan: Plan, *, target: str, wait_ms: int) -> Iterator[Crew]:
+def crew_at_work(
+    size: CrewSize, plan: Plan, *, target: str, wait_ms: int, tls: TlsOptions | None = None
+) -> Iterator[Crew]:
     """Starts the workers and ends them on leaving, however that comes about."""
     context = get_context("spawn")
     processes: list[BaseProcess] = []
@@ -91,6 +94,7 @@ def crew_at_work(size: CrewSize, plan: Plan, *, target: str, wait_ms: int) -> It
                     wait_ms=wait_ms,
                     turn_in=turn_in,
                     turn_out=turn_out,
+                    tls=tls,
                 )
                 process = context.Process(target=work, args=(post,), daemon=True, name=f"{role.value}-{number}")
                 process.start()

@@ -19,7 +19,7 @@ from kvstore.replay.sizing import ShardSize, server_flags, slot_bytes
 from kvstore.replay.tally import Tally
 from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
 from kvstore.workload.trace import Trace
-from kvstore_client import Client, ClientOptions
+from kvstore_client import Client, ClientOptions, TlsOptions
 from kvstore_wire.errors import PeerError
 
 SALT_BYTES = 16
@@ -33,6 +33,7 @@ class ExistingServer:
 
     target: str
     admin_target: str
+    tls: TlsOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
     plan = plan_of(trace, part_bytes=settings.part_bytes, salt=os.urandom(SALT_BYTES))
     with ExitStack() as stack:
         shard = stack.enter_context(_shard(settings.shard, plan))
-        crew = stack.enter_context(crew_at_work(settings.crew, plan, target=shard.target, wait_ms=settings.wait_ms))
+        crew = stack.enter_context(
+            crew_at_work(settings.crew, plan, target=shard.target, wait_ms=settings.wait_ms, tls=shard.tls)
+        )
         ceiling = infinite_hit_rate(trace)  # While the workers start.
-        sampler = stack.enter_context(sampling(shard.admin_target))
+        sampler = stack.enter_context(sampling(shard.admin_target, shard.tls))
         capacity = _capacity(settings, sampler)
         expected = _expected(trace, capacity)
         crew.wait_ready()
@@ -92,8 +95,8 @@ def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
 class _Shard:
     """The shard of a replay, own or not, and how to tell that it is gone."""
 
-    def __init__(self, target: str, admin_target: str, own: OwnServer | None, plan: Plan) -> None:
-        self.target, self.admin_target = target, admin_target
+    def __init__(self, place: ExistingServer, own: OwnServer | None, plan: Plan) -> None:
+        self.target, self.admin_target, self.tls = place.target, place.admin_target, place.tls
         self._own, self._plan = own, plan
         self._failed_calls = self._done = 0
         self._good_s = time.monotonic()
@@ -113,7 +116,7 @@ class _Shard:
 
     def _ask_whether_it_lives(self) -> None:
         try:
-            say_hello(self.target, self._plan)
+            say_hello(self.target, self._plan, self.tls)
         except ServerSilent as error:
             raise ServerDied(f"the server died: {error}") from None
 
@@ -121,16 +124,16 @@ class _Shard:
 @contextmanager
 def _shard(chosen: ShardSize | ExistingServer, plan: Plan) -> Iterator[_Shard]:
     if isinstance(chosen, ExistingServer):
-        say_hello(chosen.target, plan)
-        yield _Shard(chosen.target, chosen.admin_target, None, plan)
+        say_hello(chosen.target, plan, chosen.tls)
+        yield _Shard(chosen, None, plan)
         return
     with own_server(server_flags(chosen, plan)) as own:
-        yield _Shard(own.target, own.admin_target, own, plan)
+        yield _Shard(ExistingServer(own.target, own.admin_target), own, plan)
 
 
-def say_hello(target: str, plan: Plan) -> None:
+def say_hello(target: str, plan: Plan, tls: TlsOptions | None = None) -> None:
     """Asks a shard for one block. Raises ServerSilent if none answers, KvStoreError if it refuses."""
-    with Client(ClientOptions(target=target)) as client:
+    with Client(ClientOptions(target=target, tls=tls)) as client:
         failure = client.namespace(plan.spec()).match([bytes(32)], deadline_ms=HELLO_MS).failure
     if isinstance(failure, PeerError):
         raise ServerSilent(f"no server answers at {target}: {failure.message.rsplit(': ', 1)[-1]}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvstore.replay.admin import AdminPeer, admin_peer
+from kvstore_client import TlsOptions
 from kvstore_wire.errors import KvStoreError
 
 INTERVAL_S = 0.5
@@ -55,9 +56,9 @@ class Sampler:
 
 
 @contextmanager
-def sampling(admin_target: str) -> Iterator[Sampler]:
+def sampling(admin_target: str, tls: TlsOptions | None = None) -> Iterator[Sampler]:
     """Samples a shard until left."""
-    with admin_peer(admin_target, deadline_s=2.0) as peer:
+    with admin_peer(admin_target, tls=tls, deadline_s=2.0) as peer:
         sampler = Sampler(peer)
         sampler.sample()
         sampler.start()

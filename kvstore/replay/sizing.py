@@ -54,6 +54,7 @@ def server_flags(size: ShardSize, plan: Plan) -> list[str]:
     options = {
         "server.listen": "127.0.0.1:0",
         "server.admin_listen": "127.0.0.1:0",
+        "bulk.listen": "127.0.0.1:0",
         "server.drain_timeout": "0s",
         "server.log_level": "warning",
         "hot.capacity": size.capacity_bytes,

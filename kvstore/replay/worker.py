@@ -20,7 +20,7 @@ from kvstore.replay.outcomes import Broken, Outcome
 from kvstore.replay.plan import Plan
 from kvstore.replay.prefill import Prefill
 from kvstore.replay.turns import Turn
-from kvstore_client import AsyncClient, ClientOptions, KvStoreError
+from kvstore_client import AsyncClient, ClientOptions, KvStoreError, TlsOptions
 
 READY = b"ready"
 CALL_DEADLINE_MS = 15_000
@@ -45,6 +45,7 @@ class Post:
     wait_ms: int
     turn_in: Connection | None = None
     turn_out: Connection | None = None
+    tls: TlsOptions | None = None
 
 
 def work(post: Post) -> None:
@@ -58,7 +59,10 @@ def work(post: Post) -> None:
 
 async def _serve(post: Post) -> None:
     options = ClientOptions(
-        target=post.target, default_deadline_ms=CALL_DEADLINE_MS, name=f"kvstore replay {post.role.value}"
+        target=post.target,
+        default_deadline_ms=CALL_DEADLINE_MS,
+        name=f"kvstore replay {post.role.value}",
+        tls=post.tls,
     )
     async with AsyncClient(options) as client:
         serve = _handler(post, client)

@@ -80,9 +80,9 @@ def hint(message: types.Hint) -> TouchHint:
 
 
 def no_ranges(ranges: Collection[types.Range]) -> None:
-    """Raises Unsupported: strided reads need a transport that this shard does not offer yet."""
+    """Raises Unsupported: a lease is over whole parts, ranges are for Get."""
     if len(ranges):
-        raise Unsupported('the feature "ranges" is not offered by this shard', field="ranges")
+        raise Unsupported("a lease is over whole parts", field="ranges")
 
 
 def lengths(values: Sequence[int], *, namespace: Namespace, key_count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 An armed point is `name=action[*times]`, several joined by `;`. Actions: `delay:250ms`, `fail` (an internal error),
 `kill` (SIGKILL to this process), `freeze:2s` (blocks the event loop). Names are `before.<Verb>`, `after.<Verb>` and
-those of the transfers: `get.chunk`, `put.chunk`, `put.commit`.
+those of the transfers: `get.chunk`, `put.chunk`, `put.commit`, `region.drain`, `region.fill`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvstore_wire.methods import ADMIN_METHODS, STORE_METHODS
 
 ENVIRONMENT = "KVCOMMONS_FAILPOINTS"
 POINTS = frozenset(f"{when}.{verb}" for verb in (*STORE_METHODS, *ADMIN_METHODS) for when in ("before", "after"))
-POINTS |= {"get.chunk", "put.chunk", "put.commit"}
+POINTS |= {"get.chunk", "put.chunk", "put.commit", "region.drain", "region.fill"}
 _ACTIONS = ("delay", "fail", "kill", "freeze")
 
 
@@ -55,20 +55,40 @@ class Failpoints:
     def disarm(self, name: str) -> None:
         self._armed.pop(name, None)
 
+    def any_armed(self, *names: str) -> bool:
+        return bool(self._armed) and any(name in self._armed for name in names)
+
+    def hit_now(self, name: str) -> None:
+        """As `hit`, for places that cannot wait: a delay blocks the event loop there."""
+        armed = self._taken(name)
+        if armed is not None and armed.action in ("delay", "freeze"):
+            time.sleep(armed.duration_s)
+        elif armed is not None:
+            _strike(name, armed)
+
     async def hit(self, name: str) -> None:
         """Does what the point is armed for. Raises Internal for `fail`."""
-        armed = self._armed.get(name)
+        armed = self._taken(name)
         if armed is None:
             return
-        if armed.times is not None:
-            armed.times -= 1
-            if armed.times <= 0:
-                del self._armed[name]
         if armed.action == "delay":
             await asyncio.sleep(armed.duration_s)
         elif armed.action == "freeze":
             time.sleep(armed.duration_s)  # noqa: ASYNC251 - blocking the loop is what it is for
-        elif armed.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
         else:
-            raise Internal(f"failpoint {name}")
+            _strike(name, armed)
+
+    def _taken(self, name: str) -> _Armed | None:
+        """Returns what a point is armed for, one time less."""
+        armed = self._armed.get(name)
+        if armed is not None and armed.times is not None:
+            armed.times -= 1
+            if armed.times <= 0:
+                del self._armed[name]
+        return armed
+
+
+def _strike(name: str, armed: _Armed) -> None:
+    if armed.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise Internal(f"failpoint {name}")

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
@@ -23,7 +22,7 @@ from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Incoming, InlineTransfer, Outgoing, Payload
 from kvstore_wire import inline
 from kvstore_wire.errors import Internal, InvalidArgument, KvStoreError, LeaseExpired
-from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADATA, STORE_METHODS, Method
+from kvstore_wire.methods import ADMIN, ADMIN_METHODS, BLOCK_STORE, ERROR_METADATA, STORE_METHODS, Method, method_name
 
 _LOG = logging.getLogger("kvstore.grpc")
 _GONE_S = 1.0  # Between a failed write and the cancellation of its call: far more than it takes.
@@ -245,8 +244,8 @@ def _unexpected(name: str, error: Exception) -> KvStoreError:
 
 
 def _named(handlers: object, name: str) -> Callable[..., Any]:
-    """Returns the method for an rpc: GetStats -> get_stats."""
-    method: Callable[..., Any] = getattr(handlers, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+    """Returns the method for an rpc."""
+    method: Callable[..., Any] = getattr(handlers, method_name(name))
     return method
 
 

@@ -19,6 +19,7 @@ from kvstore.core.store import STEP_BLOCKS
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
 from kvstore.service.explain import explain
+from kvstore.service.incoming import retry_after_ms
 from kvstore.service.shell import Call, NoticeBoard, Shell
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import Draining, InvalidArgument, LeaseExpired, UnknownSession, VersionMismatch
@@ -26,9 +27,8 @@ from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
 
-RETRY_FULL_MS = 20
 Wait: TypeAlias = "Callable[[Acquisition, float], Awaitable[bool]]"
-FEATURES: tuple[str, ...] = ()
+FEATURES: tuple[str, ...] = ("ranges",)
 
 
 class StoreHandlers:
@@ -62,7 +62,7 @@ class StoreHandlers:
             namespace=handle,
             digest=spec.digest,
             limits=shell.limits,
-            transports=[pb.Transport(name="grpc")],
+            transports=shell.transports,
             features=FEATURES,
             shard=shell.name,
         )
@@ -116,6 +116,14 @@ class StoreHandlers:
             if not delivered and acquisition.lease is not None:  # The caller has gone; nobody will release it.
                 self._shell.store.end_lease(session, acquisition.lease, self._shell.now())
                 self._shell.settle()
+
+    def acquire_now(self, request: pb.AcquireRequest, call: Call) -> pb.AcquireResponse:
+        """Answers an Acquire that waits for nothing (`wait_ms` 0) in one message."""
+        session = self._shell.session(request.session)
+        checks.no_ranges(request.ranges)
+        acquisition = self.begin_acquire(session, request, self._shell.checks.lease_s(request.lease_ms))
+        step = self._shell.store.reader.finish(acquisition, self._shell.now())
+        return self._acquired(acquisition, step)
 
     def begin_acquire(
         self, session: Session, request: pb.AcquireRequest | pb.GetRequest, lease_s: float
@@ -319,11 +327,6 @@ class StoreHandlers:
         offset, length = int(parts.offset[part]), int(parts.length[part])
         if xxhash.xxh3_64_intdigest(self._shell.memory.view[offset : offset + length]) != int(parts.checksum[part]):
             self._shell.store.reader.drop_corrupt(int(parts.block[part]))
-
-
-def retry_after_ms(states: bytes) -> int:
-    """When to try again after an answer of part states."""
-    return RETRY_FULL_MS if types.PART_STATE_FULL in states else 0
 
 
 async def _drain(pulses: AsyncIterator[pb.SessionPulse], board: NoticeBoard) -> None:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from kvstore.config import Address
+from kvstore.config.place_kinds import AUTO
+from kvstore.config.runtime_dir import shm_socket_path
 from kvstore.service import grpc_door
 from kvstore.service.admin import AdminHandlers
+from kvstore.service.framed.door import ChannelSettings, FramedDoor
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.probe import Probe
 from kvstore.service.shell import Shell
-from kvstore.service.transfer import InlineTransfer
+from kvstore.service.tls import ServerTls
+from kvstore.service.transfer import InlineTransfer, Transfers
 from kvstore_wire.methods import ADMIN, BLOCK_STORE
 from kvstore_wire.v1 import block_store_pb2 as pb
 
@@ -26,6 +33,33 @@ _LOG = logging.getLogger("kvstore.server")
 TICK_S = 0.1
 AUDIT_S = 10.0  # Between recounts of the arena, made only while no lease is open.
 STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True)
+class ChannelPlaces:
+    """Where the fast channel listens: TCP addresses, what clients are told of them, and the option `shm.socket`."""
+
+    bulk: Sequence[Address]
+    advertise: str
+    shm_socket: str
+
+    def shm_path(self, grpc_bound: Sequence[str]) -> str | None:
+        """Returns the path of the Unix socket, None for none. Raises OSError where there is no safe place for it."""
+        addresses = [Address.parse(text) for text in grpc_bound]
+        port = next((a.port for a in addresses if a.unix_path is None), 0)
+        beside = next((a.unix_path for a in addresses if a.unix_path is not None), None)
+        if self.shm_socket == AUTO and not port and beside is not None:
+            return f"{beside}.fast"
+        return shm_socket_path(self.shm_socket, grpc_port=port, uid=os.getuid(), environ=os.environ)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The addresses that a server listens at."""
+
+    store: list[str]
+    admin: list[str]
+    channel: list[str]
 
 
 class Server:
@@ -39,10 +73,15 @@ class Server:
         send_budget_bytes: int,
         probe_interval_s: float,
         probe_timeout_s: float,
+        channel: ChannelSettings,
+        tls: ServerTls | None = None,
     ) -> None:
         self.shell = shell
+        self.tls = tls
         self.handlers = StoreHandlers(shell)
-        self.transfer = InlineTransfer(shell, self.handlers, send_budget_bytes=send_budget_bytes)
+        self.transfers = Transfers(shell, self.handlers)
+        self.transfer = InlineTransfer(shell, self.transfers, send_budget_bytes=send_budget_bytes)
+        self.channel = FramedDoor(shell, self.handlers, self.transfers, channel)
         self._admin = AdminHandlers(shell, options)
         self._health = health.aio.HealthServicer()
         self._probe = Probe(
@@ -57,11 +96,14 @@ class Server:
         self._doors: list[grpc.aio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, listen: Sequence[Address], admin_listen: Sequence[Address]) -> tuple[list[str], list[str]]:
-        """Binds both doors and starts serving; returns the addresses bound. Raises OSError when one is taken."""
+    async def start(
+        self, listen: Sequence[Address], admin_listen: Sequence[Address], channel: ChannelPlaces | None = None
+    ) -> Bound:
+        """Binds all doors and starts serving; returns the addresses bound. Raises OSError when one is taken."""
         store = grpc_door.store_service(self.shell, self.handlers, self.transfer)
         try:
             bound = await self._open(store, BLOCK_STORE, listen)
+            channel_bound = self._open_channel(channel, bound) if channel is not None else []
             admin_bound = await self._open(grpc_door.admin_service(self.shell, self._admin), ADMIN, admin_listen)
         except OSError:
             await self.stop()
@@ -69,7 +111,7 @@ class Server:
         self._tasks.append(asyncio.create_task(self._tick()))
         await self._probe.check()
         self._tasks.append(asyncio.create_task(self._probe.run()))
-        return bound, admin_bound
+        return Bound(bound, admin_bound, channel_bound)
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing new, tells the clients, and waits until their leases have ended or the time is over."""
@@ -89,7 +131,10 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.channel.stop()
         await asyncio.gather(*(door.stop(STOP_GRACE_S) for door in self._doors))
+        self.shell.copier.close()
+        self.shell.regions.close()
 
     async def _open(self, service: grpc.GenericRpcHandler, name: str, listen: Sequence[Address]) -> list[str]:
         limit = ("grpc.max_receive_message_length", self.shell.limits.max_message_bytes)
@@ -101,13 +146,31 @@ class Server:
         for address in listen:
             _refuse_live_socket(address)
             try:
-                port = door.add_insecure_port(address.grpc_target())
+                port = self._add_port(door, address)
             except RuntimeError as error:
                 raise OSError(f"cannot listen on {address}: {error}") from None
-            bound.append(str(address) if address.port != 0 else f"{address.host}:{port}")
+            bound.append(str(address if address.unix_path is not None else replace(address, port=port)))
         await door.start()
         self._doors.append(door)
         return bound
+
+    def _open_channel(self, places: ChannelPlaces, grpc_bound: Sequence[str]) -> list[str]:
+        """Binds the sockets of the fast channel. Raises OSError."""
+        bound = []
+        tls = None if self.tls is None else self.tls.ssl_context()
+        for address in places.bulk:
+            bound.append(self.channel.listen_tcp(address, places.advertise, tls))
+        path = places.shm_path(grpc_bound)
+        if path is not None:
+            bound.append(self.channel.listen_unix(Path(path)))
+        self.channel.start()
+        return bound
+
+    def _add_port(self, door: grpc.aio.Server, address: Address) -> int:
+        """Opens a port, encrypted where TLS is set; a Unix socket stays plain. Raises RuntimeError if it is taken."""
+        if self.tls is None or address.unix_path is not None:
+            return int(door.add_insecure_port(address.grpc_target()))
+        return int(door.add_secure_port(address.grpc_target(), self.tls.grpc_credentials()))
 
     async def _tick(self) -> None:
         audited = self.shell.now()

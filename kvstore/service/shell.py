@@ -16,8 +16,10 @@ from kvstore.core.reading import Acquisition
 from kvstore.core.sessions import Session
 from kvstore.core.store import LeasesEnded, NamespacePurged, SessionEnded, Store, Wake
 from kvstore.service.checks import Checks
+from kvstore.service.copier import RegionCopier
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.latency import Latencies
+from kvstore.service.regions import RegionTable
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
@@ -64,8 +66,11 @@ class Shell:
     generation: int
     name: str
     failpoints: Failpoints
+    regions: RegionTable
+    copier: RegionCopier
     latencies: Latencies = field(default_factory=Latencies)
     boards: dict[bytes, NoticeBoard] = field(default_factory=dict)
+    transports: list[pb.Transport] = field(default_factory=lambda: [pb.Transport(name="grpc")])
     draining: bool = False
     audits: int = 0
     audit_faults: int = 0
@@ -98,6 +103,7 @@ class Shell:
                 purged = pb.SessionNotice.Purged(namespace=effect.handle)
                 self._post(effect.session, pb.SessionNotice(purged=purged))
             elif isinstance(effect, SessionEnded):
+                self.regions.end_session(effect.session)
                 self._post(effect.session, None)
 
     def tick(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import logging
 import mmap
 import os
@@ -13,18 +14,24 @@ _LOG = logging.getLogger("kvstore.memory")
 SPARE_BYTES = 4096  # Beyond the capacity, for the health probe's own page.
 _STEP_BYTES = 16 << 20
 _MADV_HUGEPAGE = 14
+_F_SEAL_FUTURE_WRITE = 0x0010  # Linux 5.1; Python names it from 3.12 on at the earliest.
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; faults pages in without changing what they hold.
 
 
 class ArenaMemory:
-    """Owns the arena's bytes from construction to `close`. `view` is writable; readers must not write through it."""
+    """Owns the arena's bytes from construction to `close`. `view` is writable; readers must not write through it.
+
+    `read_only_fd` may be given to other processes: they can map it, but neither write nor resize what it shows, not
+    even after opening it anew. None where the kernel cannot promise that. `close` closes it.
+    """
 
     def __init__(self, capacity_bytes: int, *, huge_pages: str = "off") -> None:
         self.capacity_bytes = capacity_bytes
-        self.fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, capacity_bytes + SPARE_BYTES)
         self._map = mmap.mmap(self.fd, capacity_bytes + SPARE_BYTES, mmap.MAP_SHARED)
         self.view = memoryview(self._map)
+        self.read_only_fd = self._sealed()
         self.prefaulted_bytes = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,6 +56,18 @@ class ArenaMemory:
             self.view.release()
             self._map.close()
         os.close(self.fd)
+        if self.read_only_fd is not None:
+            os.close(self.read_only_fd)
+
+    def _sealed(self) -> int | None:
+        """Allows no writable mapping but the one that is there, and no other size. Returns a descriptor for readers."""
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | _F_SEAL_FUTURE_WRITE
+        try:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
+            return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            _LOG.warning("the arena cannot be shared with readers: %s", error)
+            return None
 
     def _prefault(self) -> None:
         populate = _Populate(self._address())

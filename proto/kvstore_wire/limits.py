@@ -23,5 +23,7 @@ MAX_NEXT_USE = 32
 MAX_CORRUPT_PER_CALL = 16
 MAX_CALL_PARTS = 1 << 16  # Keys times parts in Acquire, Reserve, Get and Put.
 MAX_MATCH_PARTS = 1 << 20  # Keys times parts in Match.
+MAX_CALL_SLICES = 1 << 17  # Slices of a region in one Get or Put.
+MAX_RANGES = 16  # In one Get.
 SESSION_BYTES = 16
 DIGEST_BYTES = 32

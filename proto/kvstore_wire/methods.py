@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -60,3 +61,8 @@ ADMIN_METHODS = _table(
     Method(ADMIN, "ListNamespaces", admin.ListNamespacesRequest, admin.ListNamespacesResponse),
     Method(ADMIN, "Purge", admin.PurgeRequest, admin.PurgeResponse),
 )
+
+
+def method_name(name: str) -> str:
+    """Returns the Python name of an rpc's handler: GetStats -> get_stats."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()

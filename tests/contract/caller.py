@@ -288,14 +288,19 @@ async def collect(answers: AsyncIterator[pb.GetResponse]) -> Got:
     """Reads a Get stream to its end and checks it against its header."""
     first = await asyncio.wait_for(anext(answers), HANG_S)
     assert first.WhichOneof("body") == "header"
-    payload = b"".join([answer.data async for answer in answers])
-    header, parts, at = first.header, [], 0
+    rest = [answer async for answer in answers]
+    sums = list(first.header.checksums)
+    if rest and rest[-1].WhichOneof("body") == "trailer":
+        assert not sums
+        sums = list(rest.pop().trailer.checksums)
+    payload = b"".join([answer.data for answer in rest])
+    header, parts, at = first.header, list[bytes](), 0
     for length in header.lengths:
         parts.append(payload[at : at + length])
         at += length
     assert at == len(payload)
-    assert [checksum(p) for p in parts] == list(header.checksums)
-    return Got(list(header.states), parts, list(header.checksums))
+    assert [checksum(p) for p in parts] == sums
+    return Got(list(header.states), parts, sums)
 
 
 def checksum(data: bytes) -> int:

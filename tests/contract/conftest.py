@@ -10,7 +10,7 @@ import pytest
 
 from kvstore_wire.namespace import NamespaceSpec
 from tests.contract.caller import Caller
-from tests.contract.doors import DirectDoor, Door, GrpcDoor
+from tests.contract.doors import DirectDoor, Door, FramedDoor, GrpcDoor
 from tests.integration.server_process import LocalServer, serve_here
 from tests.shards import kv_spec
 
@@ -24,6 +24,8 @@ FLAGS = {
     "limits.max_call_bytes": "1MiB",
     "limits.max_wait": "5s",
     "limits.chunk": "64KiB",
+    "bulk.frame": "64KiB",
+    "bulk.credit": "1MiB",
     "server.max_message": "256KiB",
     "lease.default": "10s",
     "lease.max": "20s",
@@ -53,7 +55,7 @@ class Shard:
 OpenShard = Callable[..., Awaitable[Shard]]
 
 
-@pytest.fixture(params=["direct", "grpc"])
+@pytest.fixture(params=["direct", "grpc", "bulk", "unix"])
 async def open_shard(request: pytest.FixtureRequest) -> AsyncIterator[OpenShard]:
     """Starts shards; arguments are options that differ from FLAGS."""
     async with AsyncExitStack() as stack:
@@ -63,6 +65,8 @@ async def open_shard(request: pytest.FixtureRequest) -> AsyncIterator[OpenShard]
             doors: dict[str, Callable[[], Door]] = {
                 "direct": lambda: DirectDoor(local),
                 "grpc": lambda: GrpcDoor(local.target, local.admin_target),
+                "bulk": lambda: FramedDoor(local.channel[0], local.admin_target),
+                "unix": lambda: FramedDoor(local.channel[1], local.admin_target),
             }
             inner = await stack.enter_async_context(AsyncExitStack())
             return Shard(local, doors[request.param], inner)

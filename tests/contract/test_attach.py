@@ -28,7 +28,12 @@ async def test_attach_tells_session_limits_and_what_the_shard_offers(shard: Shar
     assert answer.generation
     assert answer.namespace > 0
     assert answer.digest == kv_spec("a").digest
-    assert [t.name for t in answer.transports] == ["grpc"]
+    assert [t.name for t in answer.transports] == ["shm", "bulk", "grpc"]
+    assert (answer.transports[0].address[:1], answer.transports[1].address[:1], answer.transports[2].address) == (
+        "/",
+        ":",
+        "",
+    )
     limits = answer.limits
     assert (limits.max_match_blocks, limits.max_blocks, limits.max_parts_per_block) == (16, 8, 4)
     assert (limits.max_part_bytes, limits.max_call_bytes) == (256 << 10, 1 << 20)

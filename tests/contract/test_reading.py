@@ -22,13 +22,15 @@ from tests.contract.caller import (
     PREFIX,
     Got,
     checksum,
+    collect,
     value,
 )
 from tests.contract.conftest import OpenShard, Shard
 from tests.contract.doors import HANG_S
 from tests.shards import key, keys, kv_spec, opaque_spec
 
-V = [value(i, 4096) for i in range(8)]
+PART_BYTES = 4096
+V = [value(i, PART_BYTES) for i in range(8)]
 
 
 async def test_batches_answer_each_key_in_order(shard: Shard) -> None:
@@ -267,17 +269,70 @@ async def test_get_is_cut_into_chunks(shard: Shard) -> None:
     assert sizes == [65536] * 4 + [1], "each message is full but the last"
 
 
-async def test_ranges_are_refused_while_the_shard_does_not_offer_them(shard: Shard) -> None:
+async def test_ranges_take_their_bytes_of_every_part(shard: Shard) -> None:
     caller = await shard.caller()
-    assert "ranges" not in caller.attached.features
-    wanted = [types.Range(offset=0, length=1, stride=1, count=1)]
-    acquire, get = caller.acquire_request([key(1)]), caller.get_request([key(1)])
-    acquire.ranges.extend(wanted)
-    get.ranges.extend(wanted)
-    for name, request in (("Acquire", acquire), ("Get", get)):
-        with pytest.raises(Unsupported) as caught:
-            await _next(caller.door.stream(name, request))
-        assert caught.value.field == "ranges"
+    assert "ranges" in caller.attached.features
+    await caller.put(keys(0, 3), V[:3])
+    for chosen in (
+        [(0, 1, 0, 1)],
+        [(0, PART_BYTES, 0, 1)],
+        [(5, 100, 300, 7)],
+        [(PART_BYTES - 1, 1, 0, 1), (0, 4, 8, 16), (100, 1000, 1000, 2)],
+    ):
+        request = caller.get_request(keys(0, 3))
+        request.ranges.extend(types.Range(offset=o, length=n, stride=s, count=c) for o, n, s, c in chosen)
+        got = await collect(caller.door.stream("Get", request))
+        wanted = [b"".join(v[o + i * s :][:n] for o, n, s, c in chosen for i in range(c)) for v in V[:3]]
+        assert got.parts == wanted
+        assert got.checksums == [checksum(part) for part in wanted]
+
+
+async def test_ranges_of_a_lease_are_those_of_its_parts(shard: Shard) -> None:
+    caller = await shard.caller()
+    await caller.put(keys(0, 2), V[:2])
+    lease = await caller.lease(keys(0, 2))
+    request = caller.get_request([], lease=lease)
+    request.ranges.add(offset=10, length=20, stride=30, count=2)
+    assert (await collect(caller.door.stream("Get", request))).parts == [v[10:30] + v[40:60] for v in V[:2]]
+    assert await caller.release(lease) == [True]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "field"),
+    [
+        ((0, 0, 0, 1), "ranges[0]"),
+        ((0, 1, 0, 0), "ranges[0]"),
+        ((0, 2, 1, 2), "ranges[0].stride"),
+        ((0, PART_BYTES + 1, 0, 1), "ranges[0]"),
+        ((PART_BYTES, 1, 0, 1), "ranges[0]"),
+        ((0, 1, PART_BYTES, 2), "ranges[0]"),
+        ((2**64 - 1, 1, 2**64 - 1, 2**32 - 1), "ranges[0]"),
+    ],
+)
+async def test_ranges_outside_the_part_are_refused(shard: Shard, chosen: tuple[int, ...], field: str) -> None:
+    caller = await shard.caller()
+    await caller.put([key(0)], V[:1])
+    request = caller.get_request([key(0)])
+    offset, length, stride, count = chosen
+    request.ranges.add(offset=offset, length=length, stride=stride, count=count)
+    with pytest.raises(InvalidArgument) as caught:
+        await collect(caller.door.stream("Get", request))
+    assert caught.value.field == field
+    request.ClearField("ranges")
+    request.ranges.extend([types.Range(offset=0, length=1, count=1)] * 17)
+    with pytest.raises(InvalidArgument) as caught:
+        await collect(caller.door.stream("Get", request))
+    assert (caught.value.field, caught.value.limit) == ("ranges", "16")
+    await shard.local.until_idle()
+
+
+async def test_a_lease_has_no_ranges(shard: Shard) -> None:
+    caller = await shard.caller()
+    request = caller.acquire_request([key(1)])
+    request.ranges.add(offset=0, length=1, count=1)
+    with pytest.raises(Unsupported) as caught:
+        await _next(caller.door.stream("Acquire", request))
+    assert caught.value.field == "ranges"
 
 
 async def test_unknown_coverage_is_refused(shard: Shard) -> None:
@@ -324,7 +379,8 @@ async def _until_waiting(shard: Shard) -> None:
 
 async def test_keys_times_parts_are_bounded(open_shard: OpenShard) -> None:
     limits = {"max_parts_per_block": "1024", "max_blocks_per_call": "4096", "max_match_blocks": "4096"}
-    shard = await open_shard({f"limits.{name}": value for name, value in limits.items()})
+    options = {f"limits.{name}": value for name, value in limits.items()}
+    shard = await open_shard({**options, "server.max_message": "1MiB"})  # The trailer of so many parts.
     caller = await shard.caller(kv_spec("many parts", part_bytes=1, layer_groups=1024))
     many = keys(0, 65)
     for call in (caller.reserve(many), caller.get(many), caller.put(many, [b"x"] * 65 * 1024)):

@@ -20,7 +20,15 @@ class ShardProcess:
 
     def start(self) -> ShardProcess:
         command = [sys.executable, "-m", "kvstore", "serve", "--server.listen", self.target]
-        command += ["--server.admin_listen", "127.0.0.1:0", "--hot.capacity", "64MiB", *self._flags]
+        command += [
+            "--server.admin_listen",
+            "127.0.0.1:0",
+            "--bulk.listen",
+            "127.0.0.1:0",
+            "--hot.capacity",
+            "64MiB",
+            *self._flags,
+        ]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ}
         )

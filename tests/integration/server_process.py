@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.build import build_server
+from kvstore.build import build_server, channel_places
 from kvstore.config import Address, Config, load_config
 from kvstore.service.failpoints import ENVIRONMENT, Failpoints
 from kvstore.service.server import Server
@@ -24,7 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 ANY_PORT = Address("127.0.0.1", 0)
 START_S = 30.0
 # One probe at start and then none: tests that count do not want its block among theirs.
-QUIET: Mapping[str, str] = {"health.probe_interval": "1m", "hot.capacity": "4MiB", "hot.prefault": "off"}
+QUIET: Mapping[str, str] = {
+    "health.probe_interval": "1m",
+    "hot.capacity": "4MiB",
+    "hot.prefault": "off",
+    "bulk.listen": "127.0.0.1:0",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class LocalServer:
     failpoints: Failpoints
     target: str
     admin_target: str
+    channel: list[str]
 
     def gauge(self, name: str) -> int:
         return self.server.shell.store.gauges()[name]
@@ -56,9 +62,9 @@ async def serve_here(flags: Mapping[str, str] | None = None) -> AsyncIterator[Lo
     config = load_config(None, {}, {**QUIET, **(flags or {})})
     memory, failpoints = ArenaMemory(config.hot.capacity), Failpoints()
     server = build_server(config, memory, failpoints)
-    bound, admin_bound = await server.start([ANY_PORT], [ANY_PORT])
+    bound = await server.start([ANY_PORT], [ANY_PORT], channel_places(config))
     try:
-        yield LocalServer(server, config, failpoints, bound[0], admin_bound[0])
+        yield LocalServer(server, config, failpoints, bound.store[0], bound.admin[0], bound.channel)
     finally:
         await server.stop()
         memory.close()

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 
 from kvstore.replay.own_server import OwnServer, own_server
 
-FLAGS = ["--server.listen", "127.0.0.1:0", "--server.admin_listen", "127.0.0.1:0", "--server.drain_timeout", "0s"]
+FLAGS = [
+    "--server.listen",
+    "127.0.0.1:0",
+    "--server.admin_listen",
+    "127.0.0.1:0",
+    "--bulk.listen",
+    "127.0.0.1:0",
+    "--server.drain_timeout",
+    "0s",
+]
 
 
 @contextmanager

@@ -51,6 +51,16 @@ class NaiveWrite:
     open: set[int]
 
 
+@dataclass
+class NaivePin:
+    """Copies under way from or to the slots of a lease, which may have ended. `owed` are indexes of parts that were
+    dropped at commit meanwhile."""
+
+    held: NaiveRead | NaiveWrite
+    count: int = 0
+    owed: set[int] = field(default_factory=set)
+
+
 class NaiveNamespace:
     """The index of one namespace."""
 

@@ -2,12 +2,15 @@
 
 Bytes are simulated: a word is written where a part's slot is when it is filled, and read where a read lease points,
 after every step. So a slot that was reused under a lease, or a block served for another, shows at once.
+
+A pinned lease has a copy under way: whatever becomes of the lease, its slots are its own until the last pin goes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -17,9 +20,10 @@ from kvstore.core.namespaces import NamespaceRules
 from kvstore.core.reading import Acquisition
 from kvstore.core.store import SessionEnded
 from kvstore.core.writing import Reserved
+from kvstore_wire.errors import LeaseExpired
 from kvstore_wire.namespace import Chains, NamespaceSpec
 from kvstore_wire.states import BlockState, Coverage, PartState
-from tests.model.naive import ABSENT, PRESENT, RESERVED, NaiveBlock, NaiveNamespace, NaiveRead, NaiveWrite
+from tests.model.naive import ABSENT, PRESENT, RESERVED, NaiveBlock, NaiveNamespace, NaivePin, NaiveRead, NaiveWrite
 from tests.shards import KIB, PAGE_BYTES, Client, Shard, block_states, key, kv_spec, opaque_spec, part_states
 
 TTL_S, QUOTA, LIMIT = 5.0, 3 * PAGE_BYTES, 2 * PAGE_BYTES
@@ -60,6 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.reads: dict[int, NaiveRead] = {}
         self.writes: dict[int, NaiveWrite] = {}
         self.gone: dict[int, Client] = {}  # Leases that have ended, and whose they were.
+        self.pins: dict[int, NaivePin] = {}
         self.memory: dict[int, tuple[int, int]] = {}
         self.generations = 0
         self.counted = self.store.counters()
@@ -86,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
         lease_s=times,
         part=st.sampled_from([None, 0, 2]),
         length=lengths_of_values,
-        then=st.sampled_from(["nothing", "commit", "commit", "commit"]),
+        then=st.sampled_from(["nothing", "pin", "commit", "commit", "commit"]),
     )
     def reserve(
         self, name: str, chain: list[int], who: int, lease_s: float, part: int | None, length: int, then: str
@@ -107,6 +112,8 @@ class StoreMachine(RuleBasedStateMachine):
         if then == "commit" and reserved.lease is not None:
             self._land(self.writes[reserved.lease.id], 1.0)
             self._commit(reserved.lease.id, 1.0)
+        elif then == "pin" and reserved.lease is not None:
+            self._pin(reserved.lease.id)
 
     @rule(data=st.data(), share=st.sampled_from([0.3, 1.0]))
     @precondition(lambda self: self.writes)
@@ -140,6 +147,8 @@ class StoreMachine(RuleBasedStateMachine):
             if state in (PartState.COMMITTED, PartState.LOST) and index in write.open:
                 write.open.discard(index)
                 block, part, _ = write.parts[index]
+                if state is PartState.LOST and lease_id in self.pins:
+                    self.pins[lease_id].owed.add(index)
                 block.states[part] = PRESENT if state is PartState.COMMITTED else ABSENT
         assert found.ended == (not write.open)
         if not write.open:
@@ -155,8 +164,15 @@ class StoreMachine(RuleBasedStateMachine):
         if alive:
             self._end(lease_id)
 
-    @rule(name=spaces, chain=chains, who=clients, coverage=st.sampled_from(Coverage), lease_s=times)
-    def acquire(self, name: str, chain: list[int], who: int, coverage: Coverage, lease_s: float) -> None:
+    @rule(
+        name=spaces,
+        chain=chains,
+        who=clients,
+        coverage=st.sampled_from(Coverage),
+        lease_s=times,
+        then=st.sampled_from(["nothing", "pin"]),
+    )
+    def acquire(self, name: str, chain: list[int], who: int, coverage: Coverage, lease_s: float, then: str) -> None:
         space, asked = self.spaces[name], [key(i) for i in chain]
         acquisition, states = self.clients[who].acquire(space.real, asked, coverage=coverage, lease_s=lease_s)
         expected = [self._state(space, k, ()) for k in asked]
@@ -170,6 +186,8 @@ class StoreMachine(RuleBasedStateMachine):
         leased = [space.blocks[k] for k, s in zip(asked, states, strict=True) if s is BlockState.HOT]
         assert (acquisition.lease is not None) == bool(leased)
         self._granted(acquisition, leased, who=who)
+        if then == "pin" and acquisition.lease is not None:
+            self._pin(acquisition.lease.id)
 
     @rule(data=st.data(), stranger=clients)
     @precondition(lambda self: self.reads)
@@ -205,6 +223,45 @@ class StoreMachine(RuleBasedStateMachine):
         assert not client.release_by_id(lease_id)
         assert not self.store.abort(client.session, lease_id, self.shard.now)
         assert not self.store.renew(client.session, lease_id, lease_s=9.0, now=self.shard.now)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.reads or self.writes)
+    def pin(self, data: st.DataObject) -> None:
+        """A copy from or to the slots of a lease begins."""
+        self._pin(data.draw(st.sampled_from(sorted([*self.reads, *self.writes]))))
+
+    def _pin(self, lease_id: int) -> None:
+        held = self.reads.get(lease_id) or self.writes[lease_id]
+        self.store.pin(held.lease)
+        self.pins.setdefault(lease_id, NaivePin(held)).count += 1
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.pins)
+    def unpin(self, data: st.DataObject) -> None:
+        """A copy ends; the last one of a lease that has ended lets go of what it held."""
+        lease_id = data.draw(st.sampled_from(sorted(self.pins)))
+        pin = self.pins[lease_id]
+        self.store.unpin(pin.held.lease, self.shard.now)
+        pin.count -= 1
+        if not pin.count:
+            del self.pins[lease_id]
+            if pin.held.lease.ended:
+                self._let_go(lease_id, pin.held)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.pins)
+    def copy(self, data: st.DataObject) -> None:
+        """Bytes land under a pin: in a lease that has ended they are nobody's, and must hurt nobody."""
+        lease_id = data.draw(st.sampled_from(sorted(self.pins)))
+        held, owed = self.pins[lease_id].held, self.pins[lease_id].owed
+        if not isinstance(held, NaiveWrite):
+            return
+        self._land(held, 1.0)
+        for block, part, offset in (held.parts[index] for index in owed):
+            self.memory[offset] = (block.generation, part)
+        if held.lease.ended:
+            with pytest.raises(LeaseExpired):
+                self.clients[held.owner].commit(held.lease)
 
     @rule(name=spaces, chain=chains)
     def delete(self, name: str, chain: list[int]) -> None:
@@ -260,7 +317,8 @@ class StoreMachine(RuleBasedStateMachine):
         parts = ("free_bytes", "reserved_bytes", "leased_bytes", "evictable_bytes")
         assert sum(gauges[p] for p in parts) == gauges["capacity_bytes"]
         assert all(value >= 0 for value in gauges.values())
-        assert gauges["leases"] == len(self.reads) + len(self.writes)
+        lingering = sum(pin.held.lease.ended for pin in self.pins.values())
+        assert gauges["leases"] == len(self.reads) + len(self.writes) + lingering
 
     @invariant()
     def the_index_is_the_model_s(self) -> None:
@@ -276,7 +334,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_reads_another_s_bytes(self) -> None:
-        for read in self.reads.values():
+        pinned = [pin.held for pin in self.pins.values() if isinstance(pin.held, NaiveRead)]
+        for read in [*self.reads.values(), *pinned]:
             assert {offset: self.memory.get(offset) for offset in read.words} == read.words
 
     @invariant()
@@ -285,6 +344,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert all(now[name] >= value for name, value in self.counted.items())
         reserved = now["reserve_created_parts"] - now["committed_parts"] - now["abandoned_parts"] - now["lost_parts"]
         assert reserved == sum(len(w.open) for w in self.writes.values())
+        dropped = [pin.held for pin in self.pins.values() if pin.held.lease.ended]
+        waiting = sum(len(held.open) for held in dropped if isinstance(held, NaiveWrite))
+        waiting += sum(len(pin.owed) for pin in self.pins.values())
+        assert int(self.store.records.blocks.reserved.sum()) == reserved + waiting
         answered = ("leased", "missing", "busy", "late")
         assert now["acquire_asked_blocks"] == sum(now[f"acquire_{name}_blocks"] for name in answered)
 
@@ -376,6 +439,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert lens == [block.length for block, _ in made]
         busy = {o for r in self.reads.values() for o in r.words}
         busy |= {o for w in self.writes.values() for i, (_, _, o) in enumerate(w.parts) if i in w.open}
+        for pin in self.pins.values():
+            held = pin.held
+            busy |= (
+                held.words.keys() if isinstance(held, NaiveRead) else {held.parts[i][2] for i in held.open | pin.owed}
+            )
         assert not busy & set(offsets), "a slot in use was given away"
         created_parts = [(b, p, o) for (b, p), o in zip(made, offsets, strict=True)]
         self.writes[lease.id] = NaiveWrite(lease, who, lease.deadline, created_parts, set(range(len(made))))
@@ -405,18 +473,20 @@ class StoreMachine(RuleBasedStateMachine):
         self.reads[lease.id] = NaiveRead(lease, who, lease.deadline, blocks, words)
 
     def _end(self, lease_id: int) -> None:
-        """A lease ended: open parts are dropped, holds given up, blocks that hold nothing vanish."""
-        read, write = self.reads.pop(lease_id, None), self.writes.pop(lease_id, None)
-        held = read or write
-        assert held is not None
+        """A lease ended: what it held comes back now, or when its last pin goes."""
+        held = self.reads.pop(lease_id, None) or self.writes.pop(lease_id)
         assert held.lease.ended
         self.gone[lease_id] = self.clients[held.owner]
-        blocks = read.blocks if read else [b for b, _, _ in write.parts] if write else []
-        for index in write.open if write else ():
-            block, part, _ = write.parts[index] if write else (None, 0, 0)
-            if block is not None:
+        if lease_id not in self.pins:
+            self._let_go(lease_id, held)
+
+    def _let_go(self, lease_id: int, held: NaiveRead | NaiveWrite) -> None:
+        """Open parts are dropped, holds given up, blocks that hold nothing vanish."""
+        if isinstance(held, NaiveWrite):
+            for index in held.open:
+                block, part, _ = held.parts[index]
                 block.states[part] = ABSENT
-        for block in blocks:
+        for block in held.blocks if isinstance(held, NaiveRead) else [b for b, _, _ in held.parts]:
             block.holders.discard(lease_id)
             for space in self.spaces.values():
                 if space.blocks.get(block.key) is block and block.empty and not block.holders:

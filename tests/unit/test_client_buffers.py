@@ -158,13 +158,13 @@ def test_a_corrupt_part_takes_its_block_and_what_follows() -> None:
     asked = question(KV, [bytes(32)] * 3)
     values = [b"0000", b"1111", b"2222", b"3333", b"4444", b"5555"]
     head = header(bytes((HOT,)) * 3, values)
-    landed = received(ChainReceiver(asked, None, Verify.ON), head, b"000011112222XXXX44445555").landed()
+    landed = received(ChainReceiver(asked, None, Verify.ON), head, b"000011112222XXXX44445555").result()
     assert bytes(landed.states) == bytes((HOT, MISSING, BEYOND))
     assert (landed.corrupt_blocks, landed.corrupt_parts) == ([1], [3])
     assert landed.lengths == [4, 4, 0, 0, 0, 0]
     assert [v is not None for v in landed.values] == [True, True, False, False, False, False]
     each = question(KV, [bytes(32)] * 3, (), Coverage.EACH)
-    landed = received(ChainReceiver(each, None, Verify.ON), head, b"000011112222XXXX44445555").landed()
+    landed = received(ChainReceiver(each, None, Verify.ON), head, b"000011112222XXXX44445555").result()
     assert bytes(landed.states) == bytes((HOT, MISSING, HOT))
 
 
@@ -172,7 +172,7 @@ def test_a_block_larger_than_its_buffer_is_passed_over() -> None:
     asked = question(OPAQUE, [bytes(32)] * 2, (), Coverage.EACH)
     small, wide = bytearray(2), bytearray(8)
     receiver = ChainReceiver(asked, [[memoryview(small)], [memoryview(wide)]], Verify.ON)
-    landed = received(receiver, header(bytes((HOT, HOT)), [b"abc", b"de"]), b"abcde").landed()
+    landed = received(receiver, header(bytes((HOT, HOT)), [b"abc", b"de"]), b"abcde").result()
     assert bytes(landed.states) == bytes((MISSING, HOT))
     assert landed.mismatched_blocks == [0]
     assert small == bytearray(2)

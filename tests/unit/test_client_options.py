@@ -101,6 +101,15 @@ def test_sloppy_addresses_are_refused_with_a_reason(target: str) -> None:
         ("gives_hints", 1),
         ("name", "x" * 256),
         ("name", "\ud800"),
+        ("tls", True),
+        ("tls", {"ca": b""}),
+        ("transports", ()),
+        ("transports", "grpc"),
+        ("transports", ["grpc"]),
+        ("transports", ("grpc", "grpc")),
+        ("transports", ("shm", "rdma")),
+        ("transports", ("shm", b"grpc")),
+        ("transports", ("shm", ["grpc"])),
     ],
 )
 def test_a_bad_option_is_named(name: str, value: object) -> None:
@@ -114,6 +123,8 @@ def test_options_have_the_stated_defaults() -> None:
     assert (options.default_deadline_ms, options.queue_bytes, options.verify) == (1000, 256 << 20, Verify.ON)
     assert (options.connect_backoff_min_ms, options.connect_backoff_max_ms) == (100, 1000)
     assert options.keepalive_ms == 30_000
+    assert (options.tls, options.transports) == (None, ("shm", "bulk", "grpc"))
+    assert ClientOptions("h:1", transports=("grpc", "shm")).transports == ("grpc", "shm")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from kvstore.config import (
     ConfigError,
     NamespacePolicy,
     Option,
+    Uids,
     auto_page_bytes,
     check_memory,
     effective,
@@ -233,6 +234,13 @@ BOUNDS = [
     ("namespaces.default_max_bytes", "4095", "4KiB", "16TiB", "17592186044417"),
     ("health.probe_interval", "99ms", "100ms", "1m", "61s"),
     ("health.probe_timeout", "9ms", "10ms", "1m", "61s"),
+    ("bulk.max_connections", "0", "1", "65536", "65537"),
+    ("bulk.credit", "1048575", "1MiB", "4GiB", "4294967297"),
+    ("bulk.frame", "65535", "64KiB", "4MiB", "4194305"),
+    ("bulk.stall_timeout", "99ms", "100ms", "10m", "601s"),
+    ("shm.max_regions", "0", "1", "65536", "65537"),
+    ("shm.max_region_bytes", "4095", "4KiB", "16TiB", "17592186044417"),
+    ("shm.copy_threads", "0", "1", "64", "65"),
 ]
 BESIDE = {
     ("server.max_message", "128KiB"): {"limits.chunk": "64KiB"},
@@ -286,6 +294,25 @@ def test_the_table_of_bounds_holds_every_option_that_has_any() -> None:
         ("[namespaces]\ndefault_quota = '101%'", "'101%' is outside 0%..100%"),
         ("[namespaces]\ndefault_quota = 0.5", "a float, not a size"),
         ("[namespaces]\npolicy = 1", "an integer, not a table"),
+        ("[tls]\ncert = 1", "an integer, not a path"),
+        ("[tls]\ncert = 'a\tb'", "holds a control character"),
+        (f"[tls]\ncert = '{'x' * 4096}'", "has 4096 bytes, the limit is 4095"),
+        ("[bulk]\nlisten = 'unix:/run/k'", "unix:/run/k is a Unix socket; shm.socket says where one is"),
+        ("[bulk]\nlisten = 'none'", "or write off"),
+        ("[bulk]\nlisten = []", "0 addresses, outside 1..16 addresses of hosts"),
+        ("[bulk]\nadvertise = 'h:0'", "no place that clients can connect to"),
+        ("[bulk]\nadvertise = 'unix:/run/k'", "no place that clients can connect to"),
+        ("[bulk]\nadvertise = 'h'", "it has no port"),
+        ("[shm]\nsocket = 'run/k'", "must be absolute and name a file; or write auto or off"),
+        (f"[shm]\nsocket = '/{'x' * 107}'", "has 108 bytes, the limit is 107"),
+        ("[shm]\nsocket = true", 'a boolean, not "auto", "off" or a path'),
+        ("[shm]\nallow_uids = 'none'", "'none' is not a uid: write a whole number, for example 1000; or write same"),
+        ("[shm]\nallow_uids = [1, 'x']", "'x' is not a uid"),
+        ("[shm]\nallow_uids = [-1]", "-1 is outside 0..4294967294"),
+        ("[shm]\nallow_uids = []", "has 0 uids, outside 1..64"),
+        ("[shm]\nallow_uids = [1, 1]", "names a uid twice"),
+        ("[shm]\nallow_uids = 1.5", "a float, not same or a list of uids"),
+        ("[shm]\nmap_uids = [true]", "true is not a uid"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused(tmp_path: Path, line: str, problem: str) -> None:
@@ -351,6 +378,29 @@ def test_at_most_sixteen_addresses() -> None:
     assert "17 addresses, outside 1..16" in str(refuse(flags={"server.listen": ",".join(texts)}))
 
 
+def test_places_and_users_are_as_written() -> None:
+    flags = {"bulk.advertise": "[0::1]:7072", "shm.socket": "/run//kv/./k.sock", "bulk.listen": "0.0.0.0:1,[::]:1"}
+    config = load(flags=flags)
+    assert (config.bulk.advertise, config.shm.socket) == ("[::1]:7072", "/run/kv/k.sock")
+    assert config.bulk.listen == (Address("0.0.0.0", 1), Address("::", 1))
+    assert load(flags={"bulk.listen": "off"}).bulk.listen is None
+
+
+def test_uids_are_the_same_from_every_spelling(tmp_path: Path) -> None:
+    spellings = ["[1000, 1001]", "'1000, 1001'", "['1000', 1001]"]
+    configs = [load(write(tmp_path, f"[shm]\nallow_uids = {text}\n")) for text in spellings]
+    configs.append(load(flags={"shm.allow_uids": "1000,1001"}))
+    assert [config.shm.allow_uids for config in configs] == [Uids((1000, 1001))] * 4
+    assert load(write(tmp_path, "[shm]\nallow_uids = 0\n")).shm.allow_uids == Uids((0,))
+
+
+def test_only_the_uids_named_are_admitted() -> None:
+    assert [load().shm.allow_uids.admits(uid, own_uid=1000) for uid in (1000, 0, 1001)] == [True, False, False]
+    listed = load(flags={"shm.allow_uids": "0,1001", "shm.map_uids": "none"}).shm
+    assert [listed.allow_uids.admits(uid, own_uid=1000) for uid in (1000, 0, 1001)] == [False, True, True]
+    assert not any(listed.map_uids.admits(uid, own_uid=1000) for uid in (1000, 0, 1001))
+
+
 # --- What follows from other options
 
 
@@ -392,6 +442,14 @@ def test_auto_page_is_never_below_its_bound() -> None:
         ({"namespaces.default_max_bytes": "0%"}, ("4KiB",)),
         ({"server.listen": "h:7071", "server.admin_listen": "h:7071"}, ("h:7071",)),
         ({"server.listen": "0.0.0.0:7071"}, ("0.0.0.0:7071", "127.0.0.1:7071")),
+        ({"server.listen": "h:7072", "bulk.listen": "h:7072"}, ("h:7072 of server.listen", "h:7072 of bulk.listen")),
+        ({"server.admin_listen": "unix:/run/k", "shm.socket": "/run/k"}, ("unix:/run/k of shm.socket",)),
+        ({"bulk.frame": "4MiB", "bulk.credit": "1MiB"}, ("4MiB", "1MiB")),
+        ({"bulk.listen": "off", "bulk.advertise": "h:7072"}, ("bulk.advertise h:7072", "opens no port")),
+        ({"tls.cert": "/c"}, ("tls.cert /c", "tls.key is not")),
+        ({"tls.key": "/k"}, ("tls.key /k", "tls.cert is not")),
+        ({"tls.client_ca": "/a"}, ("tls.client_ca /a", "tls.cert is not")),
+        ({"shm.allow_uids": "1,2", "shm.map_uids": "2,3"}, ("3 of shm.map_uids 2,3", "shm.allow_uids 1,2")),
     ],
 )
 def test_impossible_pairs_are_refused_with_both_numbers(flags: dict[str, str], numbers: tuple[str, ...]) -> None:
@@ -499,7 +557,8 @@ def documented(heading: str) -> list[list[str]]:
     """The cells of the options table under a heading of docs/configuration.md."""
     section = DOCS.read_text().split(f"### `[{heading}]`\n", 1)[1].split("\n#", 1)[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
-    return [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+    cells = [[cell.strip().strip("`") for cell in row.strip("|").split("|")] for row in rows]
+    return [[cell if cell != '""' else "" for cell in row] for row in cells]
 
 
 def test_the_documented_options_are_the_options() -> None:
@@ -528,7 +587,15 @@ def test_every_option_says_what_help_needs() -> None:
     assert capacity.help == (
         "bytes of memory for parts, taken at start (1MiB..16TiB, a multiple of 4KiB; default 1GiB)"
     )
-    assert all(option.doc and option.bounds and option.default for option in (*options(), *policy_options()))
+    assert all(option.doc and option.bounds for option in (*options(), *policy_options()))
+    assert [option.key for option in options() if not option.default] == [
+        "tls.cert",
+        "tls.key",
+        "tls.client_ca",
+        "bulk.advertise",
+    ]
+    cert = next(option for option in options() if option.key == "tls.cert")
+    assert cert.help.endswith('(a path, or empty; default "")')
     assert len({option.env for option in options()}) == len(options())
 
 

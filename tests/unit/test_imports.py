@@ -43,7 +43,14 @@ OUTSIDE = {
     "grpc_reflection": {"kvstore.service"},
     "cupy": {"kvstore_client.gpu"},
     "asyncio": {"kvstore_wire.waiting", "kvstore.service", "kvstore.cli", "kvstore_client", "kvstore.replay"},
-    "threading": {"kvstore.tiers", "kvstore.cli", "kvstore_client", "kvstore.replay", "kvstore.workload"},
+    "threading": {
+        "kvstore.service.copier",
+        "kvstore.tiers",
+        "kvstore.cli",
+        "kvstore_client",
+        "kvstore.replay",
+        "kvstore.workload",
+    },
     "time": {"kvstore.service", "kvstore.cli", "kvstore_client", "kvstore.replay"},
     "socket": {"kvstore.build", "kvstore.service", "kvstore_client", "kvstore.cli", "kvstore.replay"},
 }

@@ -1,21 +1,43 @@
-"""What a transport is: it moves the bytes of one call, and knows neither namespaces nor callers' buffers."""
+"""What a transport is: it carries calls and moves bytes, and knows neither namespaces nor callers' buffers."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
+from google.protobuf.message import Message
+
+from kvstore_client.buffers import Slices
 from kvstore_client.deadline import Deadline
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
+from kvstore_wire.frames import Sink
 from kvstore_wire.v1 import block_store_pb2 as store
 
 
-class Receiver(Protocol):
-    """Takes an answer: `begin` once, `feed` for every piece in order, `finish` once. Each may raise MalformedAnswer."""
+class Receiver(Sink, Protocol):
+    """Takes an answer: `begin` once; then `room` and `landed`, or `feed`, until all bytes came, or `moved` once;
+    `trail` where checksums come last; `finish` once. Each may raise MalformedAnswer."""
+
+    @property
+    def targets(self) -> Sequence[Slices | None]:
+        """Where each part that comes goes; None: passed over. Known once begun."""
+
+    @property
+    def all_targets(self) -> Sequence[Slices] | None:
+        """Where each part asked for would go, as far as that is known before."""
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that the answer can have at most."""
 
     def begin(self, header: store.GetHeader) -> None: ...
 
     def feed(self, piece: memoryview) -> None: ...
+
+    def moved(self, corrupt: Sequence[int]) -> None: ...
+
+    def trail(self, trailer: store.GetTrailer) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -25,6 +47,12 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    async def unary(self, name: str, request: Message, deadline: Deadline) -> Any:
+        """Calls a method that answers once, and returns its parsed answer."""
+
+    def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncGenerator[Any, None]:
+        """Yields the parsed answers of a method that answers several times."""
 
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         """Reads blocks by chain: lease, bytes and release in one exchange."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from typing import Any
+
+from google.protobuf.message import Message
 
 from kvstore_client.channel import Connection
 from kvstore_client.deadline import Deadline
@@ -24,6 +27,12 @@ class GrpcInline:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    async def unary(self, name: str, request: Message, deadline: Deadline) -> Any:
+        return await self._connection.unary(name, request, deadline)
+
+    def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncGenerator[Any, None]:
+        return self._connection.answers(name, request, deadline)
+
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         begun = False
         async with aclosing(self._connection.payload(request, deadline)) as messages:
@@ -37,6 +46,8 @@ class GrpcInline:
                         raise MalformedAnswer("a second header came")
                     receiver.begin(message.header)
                     begun = True
+                elif message.WhichOneof("body") == "trailer":
+                    receiver.trail(message.trailer)
                 elif message.WhichOneof("body") == "data":
                     # Unusual coding of a data message, as valid as the usual one.
                     if not begun:

@@ -266,7 +266,7 @@ class AbortResponse(_message.Message):
     def __init__(self, valid: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class GetRequest(_message.Message):
-    __slots__ = ("session", "namespace", "chain", "lease", "parts", "coverage", "wait_ms", "hint", "ranges")
+    __slots__ = ("session", "namespace", "chain", "lease", "parts", "coverage", "wait_ms", "hint", "ranges", "into")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +276,7 @@ class GetRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    INTO_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: int
     chain: _types_pb2.Chain
@@ -285,15 +286,18 @@ class GetRequest(_message.Message):
     wait_ms: int
     hint: _types_pb2.Hint
     ranges: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., coverage: _Optional[_Union[_types_pb2.Coverage, str]] = ..., wait_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
+    into: _types_pb2.RegionSlices
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., coverage: _Optional[_Union[_types_pb2.Coverage, str]] = ..., wait_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., into: _Optional[_Union[_types_pb2.RegionSlices, _Mapping]] = ...) -> None: ...
 
 class GetResponse(_message.Message):
-    __slots__ = ("header", "data")
+    __slots__ = ("header", "data", "trailer")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TRAILER_FIELD_NUMBER: _ClassVar[int]
     header: GetHeader
     data: bytes
-    def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    trailer: GetTrailer
+    def __init__(self, header: _Optional[_Union[GetHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., trailer: _Optional[_Union[GetTrailer, _Mapping]] = ...) -> None: ...
 
 class GetHeader(_message.Message):
     __slots__ = ("states", "lengths", "checksums")
@@ -304,6 +308,12 @@ class GetHeader(_message.Message):
     lengths: _containers.RepeatedScalarFieldContainer[int]
     checksums: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, states: _Optional[bytes] = ..., lengths: _Optional[_Iterable[int]] = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetTrailer(_message.Message):
+    __slots__ = ("checksums",)
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
     __slots__ = ("header", "data", "trailer")
@@ -316,7 +326,7 @@ class PutRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PutHeader, _Mapping]] = ..., data: _Optional[bytes] = ..., trailer: _Optional[_Union[PutTrailer, _Mapping]] = ...) -> None: ...
 
 class PutHeader(_message.Message):
-    __slots__ = ("session", "namespace", "chain", "lease", "parts", "lengths", "hint")
+    __slots__ = ("session", "namespace", "chain", "lease", "parts", "lengths", "hint", "source")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -324,6 +334,7 @@ class PutHeader(_message.Message):
     PARTS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: int
     chain: _types_pb2.Chain
@@ -331,7 +342,8 @@ class PutHeader(_message.Message):
     parts: _types_pb2.PartSelection
     lengths: _containers.RepeatedScalarFieldContainer[int]
     hint: _types_pb2.Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ...) -> None: ...
+    source: _types_pb2.RegionSlices
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., lease: _Optional[_Union[_types_pb2.Lease, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., source: _Optional[_Union[_types_pb2.RegionSlices, _Mapping]] = ...) -> None: ...
 
 class PutTrailer(_message.Message):
     __slots__ = ("checksums",)

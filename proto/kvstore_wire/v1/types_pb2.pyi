@@ -214,6 +214,18 @@ class Range(_message.Message):
     count: int
     def __init__(self, offset: _Optional[int] = ..., length: _Optional[int] = ..., stride: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
+class RegionSlices(_message.Message):
+    __slots__ = ("region", "offsets", "lengths", "counts")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    region: int
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, region: _Optional[int] = ..., offsets: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Hint(_message.Message):
     __slots__ = ("next_use", "session_tag")
     NEXT_USE_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,142 @@
+"""Opens connections of the fast channel: connect, TLS where it is wanted, greeting. Blocking, within a deadline."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import PathDown
+from kvstore_client.fast.wire import Wire
+from kvstore_client.options import ClientOptions
+from kvstore_client.tls import TlsOptions
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+from kvstore_wire.v1 import channel_pb2 as channel
+
+CONNECT_S = 2.0  # An address that swallows packets must not eat the whole deadline.
+_TCP_OPTIONS = (
+    (socket.TCP_NODELAY, 1),
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 15_000),  # A peer that acknowledges nothing for so long is gone.
+)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a shard's fast channel listens: a Unix socket's `path`, or `host` and `port`."""
+
+    transport: str
+    path: str = ""
+    host: str = ""
+    port: int = 0
+    tls: TlsOptions | None = None
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+    @staticmethod
+    def of_offer(transport: str, address: str, options: ClientOptions) -> Endpoint | None:
+        """Returns what Attach offered as an endpoint; None if it makes no sense here."""
+        if transport == "shm":
+            return Endpoint(transport, path=address) if address.startswith("/") else None
+        host, _, port = address.rpartition(":")
+        if not port.isdigit() or not 1 <= int(port) <= 65535:
+            return None
+        host = host.strip("[]") or _host_of(options.target)
+        return Endpoint(transport, host=host, port=int(port), tls=options.tls)
+
+
+@dataclass(frozen=True)
+class Dialed:
+    """An open connection and how the shard greeted it. Owns: the socket, in blocking mode without a timeout."""
+
+    sock: socket.socket
+    wire: Wire
+    answer: channel.HelloAnswer
+
+
+def dial(endpoint: Endpoint, generation: int, deadline: Deadline) -> Dialed:
+    """Connects and greets. Raises PathDown: nothing listens, or not the shard of that generation."""
+    limit_s = min(CONNECT_S, deadline.remaining_s())
+    if limit_s <= 0:
+        raise DeadlineExceeded(f"the deadline passed while connecting to {endpoint}")
+    try:
+        sock = _connected(endpoint, limit_s)
+    except (OSError, ssl.SSLError) as error:
+        raise PathDown(f"cannot connect to {endpoint}: {error}") from None
+    try:
+        sock.settimeout(max(0.001, limit_s))
+        wire = Wire()
+        answer = _greeted(sock, wire)
+        if answer.generation != generation:
+            raise PathDown(f"another shard listens at {endpoint}")
+        sock.settimeout(None)
+        return Dialed(sock, wire, answer)
+    except (OSError, ssl.SSLError) as error:
+        sock.close()
+        raise PathDown(f"{endpoint} did not greet: {error}") from None
+    except PathDown:
+        sock.close()
+        raise
+    except KvStoreError as error:
+        sock.close()
+        raise PathDown(f"{endpoint} refused the greeting: {error}") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _connected(endpoint: Endpoint, limit_s: float) -> socket.socket:
+    if endpoint.path:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.settimeout(limit_s)
+            sock.connect(endpoint.path)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+    sock = socket.create_connection((endpoint.host, endpoint.port), timeout=limit_s)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _TCP_OPTIONS:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if endpoint.tls is None:
+            return sock
+        return endpoint.tls.ssl_context().wrap_socket(sock, server_hostname=endpoint.tls.server_hostname(endpoint.host))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _greeted(sock: socket.socket, wire: Wire) -> channel.HelloAnswer:
+    exchange = wire.hello(_nothing)
+    for buffer in wire.pending():
+        sock.sendall(buffer)
+    wire.sent(sum(map(len, wire.pending())))
+    while not exchange.done:
+        size = sock.recv_into(wire.reader.wanted())
+        if not size:
+            raise ConnectionResetError("closed")
+        wire.reader.landed(size)
+    return wire.greeted(exchange)
+
+
+def _host_of(target: str) -> str:
+    if target.startswith("unix:"):
+        return "127.0.0.1"
+    return target.rpartition(":")[0].strip("[]")
+
+
+def _nothing() -> None:
+    return
+
+
+def orphaned(dialed: Dialed) -> None:
+    """Closes a connection that came after its deadline."""
+    with suppress(OSError):
+        dialed.sock.close()

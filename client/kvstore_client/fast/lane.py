@@ -1,0 +1,209 @@
+"""A connection of the fast channel in the hands of one thread at a time: calls block, within their deadline."""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+import ssl
+import struct
+from contextlib import suppress
+
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import MalformedAnswer, PathDown
+from kvstore_client.fast.dial import Dialed
+from kvstore_client.fast.wire import Exchange, Pieces, Taker
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+
+_TIMEVAL = struct.Struct("ll")
+_TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be set anew for less.
+_MOST_BUFFERS = 512  # Below the kernel's limit of 1024 for one call.
+
+
+class BlockingLane:
+    """Owns one connection. Not thread-safe: a lane belongs to the call that took it."""
+
+    def __init__(self, dialed: Dialed) -> None:
+        self._sock, self.wire = dialed.sock, dialed.wire
+        self._pid = os.getpid()
+        self._is_tls = isinstance(self._sock, ssl.SSLSocket)
+        self._timeout_s = 0.0
+        self.broken = False
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether the next call may use it: nothing is left of the last one, and the peer has not closed it."""
+        return not self.broken and self.wire.is_idle and self._pid == os.getpid()
+
+    def is_quiet(self) -> bool:
+        """Whether the peer has sent nothing unasked: a close or a goodbye, or the rest of something."""
+        try:
+            readable, _, _ = select.select([self._sock], [], [], 0)
+        except (OSError, ValueError):
+            return False
+        return not readable
+
+    def exchange(
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: Pieces | None = None
+    ) -> None:
+        """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
+        remaining_ms = deadline.remaining_ms()
+        if remaining_ms < 1:
+            raise DeadlineExceeded("the deadline passed before the call was sent")
+        try:
+            made = self.wire.begin(verb, message, taker=taker, ended=_nothing, timeout_ms=remaining_ms, source=source)
+            self._drive(made, deadline)
+        except OSError as error:
+            self.close()
+            raise PathDown(f"the connection broke: {error}", sent=True) from None
+        except BaseException:
+            self.close()
+            raise
+        if made.error is not None:
+            self._settle(deadline)
+            raise made.error
+
+    def exchange_descriptor(
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, descriptor: int | None = None
+    ) -> int | None:
+        """As `exchange`, sending or receiving a descriptor with it. Returns the one that came; the caller owns it."""
+        came: list[int] = []
+        try:
+            made = self.wire.begin(verb, message, taker=taker, ended=_nothing)
+            buffers = self.wire.pending()
+            self._set_timeouts(deadline)
+            rights = [] if descriptor is None else [_rights(descriptor)]
+            self.wire.sent(self._sock.sendmsg(buffers, rights))
+            for buffer in self.wire.pending():
+                self._sock.sendall(buffer)
+            self.wire.sent(sum(map(len, self.wire.pending())))
+            while not made.done:
+                self._receive_descriptor(came)
+        except OSError as error:
+            self._drop(came)
+            self.close()
+            raise PathDown(f"the connection broke: {error}", sent=True) from None
+        except BaseException:
+            self._drop(came)
+            self.close()
+            raise
+        if made.error is not None:
+            self._drop(came)
+            raise made.error
+        return came.pop() if came else None
+
+    def close(self) -> None:
+        """Closes the connection; the shard drops what was under way on it. Idempotent."""
+        self.broken = True
+        if self._pid == os.getpid():
+            self._sock.close()
+
+    # -- driving -------------------------------------------------------------------------------------------------
+
+    def _drive(self, made: Exchange, deadline: Deadline) -> None:
+        wire, reader = self.wire, self.wire.reader
+        self._set_timeouts(deadline)
+        while not made.done:
+            buffers = wire.pending()
+            if buffers:
+                wire.sent(self._send(buffers, deadline))
+                if made.source is not None and not made.done:
+                    self._look_for_answers()
+                continue
+            view = reader.wanted()
+            size = self._receive(view, deadline, whole=reader.payload_left > 0)
+            if size == 0:
+                raise ConnectionResetError("the shard closed it")
+            reader.landed(size)
+        if wire.failure is not None:
+            raise PathDown(str(wire.failure), sent=True)
+
+    def _send(self, buffers: list[memoryview], deadline: Deadline) -> int:
+        while True:
+            self._set_timeouts(deadline)
+            try:
+                if self._is_tls:
+                    return self._sock.send(buffers[0])
+                return self._sock.sendmsg(buffers[:_MOST_BUFFERS])
+            except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                deadline.check("sending to the shard")
+
+    def _receive(self, view: memoryview, deadline: Deadline, *, whole: bool) -> int:
+        while True:
+            self._set_timeouts(deadline)
+            try:
+                if self._is_tls:
+                    return self._sock.recv_into(view)
+                return self._sock.recv_into(view, 0, socket.MSG_WAITALL if whole else 0)
+            except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                deadline.check("waiting for the shard")
+
+    def _look_for_answers(self) -> None:
+        """Takes what the shard has said already: credit, or a refusal that makes the rest of a Put pointless."""
+        if self._is_tls:
+            if not select.select([self._sock], [], [], 0)[0]:
+                return
+            size = self._sock.recv_into(self.wire.reader.wanted())
+        else:
+            try:
+                size = self._sock.recv_into(self.wire.reader.wanted(), 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+        if size == 0:
+            raise ConnectionResetError("the shard closed it")
+        self.wire.reader.landed(size)
+
+    def _settle(self, deadline: Deadline) -> None:
+        """Sends what an exchange that failed left to say; a lane that is not clean then is not used again."""
+        try:
+            while buffers := self.wire.pending():
+                self.wire.sent(self._send(buffers, deadline))
+        except (OSError, KvStoreError):
+            self.close()
+        if not self.wire.is_idle:
+            self.close()
+
+    def _set_timeouts(self, deadline: Deadline) -> None:
+        """Lets the kernel end waits at the deadline: cheaper than asking, before each, whether there is something."""
+        left_s = deadline.remaining_s()
+        if left_s <= 0:
+            deadline.check("waiting for the shard")
+        if left_s / 2 <= self._timeout_s <= left_s + _TIMEOUT_STEP_S:
+            return
+        self._timeout_s = max(0.001, left_s)
+        if self._is_tls:
+            self._sock.settimeout(self._timeout_s)
+            return
+        value = _TIMEVAL.pack(int(self._timeout_s), max(1, int(self._timeout_s % 1 * 1e6)))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def _receive_descriptor(self, came: list[int]) -> None:
+        size, ancillary, _, _ = self._sock.recvmsg_into(
+            [self.wire.reader.wanted()], socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+                came.extend(numbers)
+        if size == 0:
+            raise ConnectionResetError("the shard closed it")
+        if len(came) > 1:
+            raise MalformedAnswer("more descriptors came than were asked for")
+        self.wire.reader.landed(size)
+
+    @staticmethod
+    def _drop(descriptors: list[int]) -> None:
+        while descriptors:
+            with suppress(OSError):
+                os.close(descriptors.pop())
+
+
+def _rights(descriptor: int) -> tuple[int, int, array.array[int]]:
+    return socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor])
+
+
+def _nothing() -> None:
+    return

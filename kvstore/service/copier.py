@@ -1,0 +1,368 @@
+"""Copies between regions and the arena, in threads, without the GIL while bytes move.
+
+Rules
+- A call is cut into pieces, and the threads take a piece of each call in turn: a small call waits for one piece of
+  each other call, never for a large call's end.
+- Two writes into one file never run side by side: the kernel takes them one after another, and the second thread would
+  only wait.
+- A call's caller gets control back when no thread touches its arena slots or its descriptor any more, however the call
+  ends. One that is cancelled or fails takes no further piece.
+- A small call is done at once, where nothing is under way that could hold it up.
+- What the threads share is touched under one lock, which is never held while bytes move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+
+from kvstore.core.columns import Flags, Longs
+from kvstore.service.failpoints import Failpoints
+from kvstore.service.regions import Copies, Region
+from kvstore.tiers.memory import ArenaMemory
+from kvstore_wire.errors import Draining, InvalidArgument
+
+PIECE_BYTES = 4 << 20  # Half a millisecond's work: what a small call waits for, and what a cancelled one still does.
+SHARED_PIECE_BYTES = 1 << 20  # Not cut smaller for the sake of more threads: waking one costs as much.
+PIECE_SLICES = 1024  # The kernel's limit on buffers of one system call.
+SMALL_BYTES, SMALL_SLICES = 64 << 10, 16  # Less work than to wake a thread and be woken by it, 60 us.
+
+Move: TypeAlias = "Callable[[int, Sequence[memoryview], int, int], int]"
+
+
+class _FileEnded(Exception):
+    """The file is shorter than the region; `at` is its length in bytes."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A call's slices in the order of the region: joined where they can be, cut at the length of a piece.
+
+    `starts[i]` is true where row i does not follow the one before in the region; `ends` are running sums of lengths.
+    """
+
+    arena: Longs
+    region: Longs
+    lengths: Longs
+    starts: Flags
+    ends: Longs
+
+    @staticmethod
+    def of(copies: Copies, piece_bytes: int) -> _Rows:
+        arena, region, lengths = copies.arena, copies.region, copies.lengths
+        if len(lengths) == 1 and lengths[0] <= piece_bytes:
+            return _Rows(arena, region, lengths, np.ones(1, np.bool_), lengths)
+        if (region[1:] < region[:-1]).any():
+            order = np.argsort(region, kind="stable")
+            arena, region, lengths = arena[order], region[order], lengths[order]
+        first = np.flatnonzero(~(_follows(region, lengths) & _follows(arena, lengths)))
+        arena, region, lengths = arena[first], region[first], np.add.reduceat(lengths, first)
+        cuts = -(-lengths // piece_bytes)
+        row = np.repeat(np.arange(len(cuts)), cuts)
+        skipped = (np.arange(len(row)) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * piece_bytes
+        arena, region, lengths = arena[row] + skipped, region[row] + skipped, lengths[row] - skipped
+        lengths = np.minimum(lengths, piece_bytes)
+        return _Rows(arena, region, lengths, ~_follows(region, lengths), np.cumsum(lengths))
+
+
+def _follows(at: Longs, lengths: Longs) -> Flags:
+    """Whether each row begins where the one before ends; the first does not."""
+    out = np.zeros(len(at), np.bool_)
+    out[1:] = at[:-1] + lengths[:-1] == at[1:]
+    return out
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call under way. All but `copies`, `view`, `region` and `move` is touched under the copier's lock."""
+
+    copies: Copies
+    region: Region
+    view: memoryview
+    move: Move
+    field: str
+    piece_bytes: int
+    is_writing: bool
+    on_end: Callable[[], None]
+    rows: _Rows | None = None  # None until a thread has made them.
+    next_row: int = 0
+    turns: int = 0  # Threads at work on it.
+    is_stopped: bool = False
+    fault: Exception | None = None
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.is_stopped or (self.rows is not None and self.next_row == len(self.rows.lengths))
+
+    def take(self) -> tuple[int, int] | None:
+        """Returns the rows of the next piece; None where the rows are to be made first."""
+        if self.rows is None:
+            return None
+        first, ends = self.next_row, self.rows.ends
+        most = (int(ends[first - 1]) if first else 0) + self.piece_bytes
+        self.next_row = min(first + PIECE_SLICES, int(np.searchsorted(ends, most, "right")))
+        return first, self.next_row
+
+    def work(self, piece: tuple[int, int] | None) -> _Rows | None:
+        """Moves the bytes of a piece; returns the rows where they are to be made. Raises InvalidArgument."""
+        if piece is None or self.rows is None:
+            return _Rows.of(self.copies, self.piece_bytes)
+        rows, (first, last) = self.rows, piece
+        arena, lengths = rows.arena[first:last].tolist(), rows.lengths[first:last].tolist()
+        runs = [0, *(np.flatnonzero(rows.starts[first + 1 : last]) + 1).tolist(), last - first]
+        for start, end in pairwise(runs):
+            if self.is_stopped:
+                break
+            slots = zip(arena[start:end], lengths[start:end], strict=True)
+            self._move([self.view[at : at + size] for at, size in slots], int(rows.region[first + start]))
+        return None
+
+    def _move(self, views: list[memoryview], at: int) -> None:
+        """Moves one run of the region. A system call that moves less than all is asked again, to say why."""
+        left = sum(map(len, views))
+        offset = self.region.offset + at
+        failure, limit = "", ""
+        while left and not failure:
+            try:
+                moved = self.move(self.region.fd, views, offset, left)
+            except OSError as error:
+                failure = f"{error.strerror} at byte {offset - self.region.offset} of the region"
+            except _FileEnded as end:
+                failure = f"the file ended at byte {max(0, end.at - self.region.offset)} of the region"
+                limit = f"{self.region.length} bytes"
+            else:
+                left, offset, views = left - moved, offset + moved, _after(views, moved)
+        if failure:  # Raised here, so that it refers to no error whose frames keep views of the arena.
+            raise InvalidArgument(failure, field=self.field, limit=limit)
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What is left of buffers after their first `count` bytes."""
+    if count == sum(map(len, views)):
+        return []
+    for i, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[i + 1 :]]
+        count -= len(view)
+    return []
+
+
+def _read(fd: int, views: Sequence[memoryview], offset: int, size: int) -> int:
+    count = os.preadv(fd, views, offset)
+    if not count:
+        raise _FileEnded(offset)
+    return count
+
+
+def _write(fd: int, views: Sequence[memoryview], offset: int, size: int) -> int:
+    end = os.fstat(fd).st_size
+    if end < offset + size:  # A write would make it longer again.
+        raise _FileEnded(end)
+    return os.pwritev(fd, views, offset)
+
+
+@dataclass
+class _Queue:
+    """What the threads share: calls that have a piece to give, all calls, files being written."""
+
+    ready: deque[_Call] = field(default_factory=deque)
+    calls: set[_Call] = field(default_factory=set)
+    written: set[tuple[int, int]] = field(default_factory=set)
+    is_closed: bool = False
+
+    def pick(self) -> _Call | None:
+        """Takes out the first call whose file may be used now."""
+        for _ in range(len(self.ready)):
+            call = self.ready.popleft()
+            if not (call.is_writing and call.region.file in self.written):
+                return call
+            self.ready.append(call)
+        return None
+
+
+class RegionCopier:
+    """Owns its threads from construction to `close`, which must come before the arena's own."""
+
+    def __init__(self, memory: ArenaMemory, failpoints: Failpoints, *, threads: int) -> None:
+        self._memory, self._failpoints = memory, failpoints
+        self._queue, self._lock = _Queue(), threading.Condition()
+        names = [f"kvstore-region-{i}" for i in range(threads)]
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    async def fill(self, region: Region, copies: Copies) -> None:
+        """Copies from a region to the arena.
+
+        Raises InvalidArgument (field `source`: the region cannot be read, or ended, or the kernel refused) and
+        Draining when the copier closes. What landed before an error stays in the arena.
+        """
+        if not region.is_readable:
+            raise InvalidArgument("the region cannot be read", field="source", limit="open for reading")
+        with region.in_use():
+            await self._failpoints.hit("region.fill")
+            await self._copy(region, copies, move=_read, field="source")
+
+    async def drain(self, region: Region, copies: Copies) -> None:
+        """Copies from the arena to a region.
+
+        Raises as `fill`, with field `into`. What landed before an error stays in the region.
+        """
+        if not region.is_writable:
+            limit = "open for writing, not for appending, not sealed, not of hugetlbfs"
+            raise InvalidArgument("the region cannot be written", field="into", limit=limit)
+        with region.in_use():
+            await self._failpoints.hit("region.drain")
+            await self._copy(region, copies, move=_write, field="into")
+
+    def close(self) -> None:
+        """Ends the calls under way at their next piece and waits for the threads."""
+        with self._lock:
+            self._queue.is_closed = True
+            for call in list(self._queue.calls):
+                call.fault = call.fault or Draining("the shard closes")
+                self._stop_locked(call)
+            self._lock.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    async def _copy(self, region: Region, copies: Copies, *, move: Move, field: str) -> None:
+        if not len(copies):
+            return
+        self._check(region, copies)
+        is_writing, loop = move is _write, asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        share = PIECE_BYTES if is_writing else -(-copies.size_bytes // len(self._threads))
+        call = _Call(
+            copies,
+            region,
+            self._memory.view,
+            move,
+            field=field,
+            piece_bytes=min(PIECE_BYTES, max(SHARED_PIECE_BYTES, share)),
+            is_writing=is_writing,
+            on_end=lambda: _tell(loop, ended),
+        )
+        if self._is_small(copies):
+            call.rows = _Rows.of(copies, PIECE_BYTES)
+            call.work(call.take())
+            return
+        self._start(call)
+        await self._wait(call, ended)
+        if call.fault is not None:
+            raise call.fault
+
+    def _is_small(self, copies: Copies) -> bool:
+        return not self._queue.calls and len(copies) <= SMALL_SLICES and copies.size_bytes <= SMALL_BYTES
+
+    def _check(self, region: Region, copies: Copies) -> None:
+        """Raises ValueError for a slice that no plan would give: the bytes beside a slot are somebody else's."""
+        low = min(int(copies.arena.min()), int(copies.region.min()), int(copies.lengths.min()) - 1)
+        beyond = int((copies.arena + copies.lengths).max()) > len(self._memory.view)
+        if low < 0 or beyond or int((copies.region + copies.lengths).max()) > region.length:
+            raise ValueError("a slice lies outside the arena or the region")
+
+    async def _wait(self, call: _Call, ended: asyncio.Future[None]) -> None:
+        """Waits for the call's end, and lets a cancellation through only then."""
+        cancelled: asyncio.CancelledError | None = None
+        while not ended.done():
+            try:
+                await asyncio.wait({ended})
+            except asyncio.CancelledError as error:
+                cancelled = error
+                with self._lock:
+                    self._stop_locked(call)
+        if cancelled is not None:
+            try:
+                raise cancelled
+            finally:
+                cancelled = None  # Or it would refer to itself by this frame.
+
+    # -- shared with the threads ---------------------------------------------------------------------------------
+
+    def _start(self, call: _Call) -> None:
+        with self._lock:
+            if self._queue.is_closed:
+                raise Draining("the shard closes")
+            self._queue.calls.add(call)
+            self._queue.ready.append(call)
+            self._lock.notify()
+
+    def _stop_locked(self, call: _Call) -> None:
+        call.is_stopped = True
+        with contextlib.suppress(ValueError):
+            self._queue.ready.remove(call)
+        self._end_locked(call)
+
+    def _end_locked(self, call: _Call) -> None:
+        """Tells the caller, once, when nobody works on a call and nothing is left of it."""
+        if call.is_exhausted and not call.turns and call in self._queue.calls:
+            self._queue.calls.remove(call)
+            call.on_end()
+
+    def _run(self) -> None:
+        """Works until the copier closes. The outermost loop of a thread."""
+        while self._take_turn():
+            pass
+
+    def _take_turn(self) -> bool:
+        """Does one piece of one call; false when the copier closes."""
+        turn = self._begin_turn()
+        if turn is None:
+            return False
+        call, piece = turn
+        rows: _Rows | None = None
+        fault: Exception | None = None
+        try:
+            rows = call.work(piece)
+        except Exception as error:  # noqa: BLE001 - raised where the call is awaited
+            fault = error.with_traceback(None)  # Its frames refer to the arena.
+        self._end_turn(call, rows, fault)
+        return True
+
+    def _begin_turn(self) -> tuple[_Call, tuple[int, int] | None] | None:
+        with self._lock:
+            while (call := self._queue.pick()) is None:
+                if self._queue.is_closed:
+                    return None
+                self._lock.wait()
+            piece = call.take()
+            call.turns += 1
+            if call.is_writing:
+                self._queue.written.add(call.region.file)
+            elif piece is not None and not call.is_exhausted:
+                self._queue.ready.append(call)
+                self._lock.notify()
+            return call, piece
+
+    def _end_turn(self, call: _Call, rows: _Rows | None, fault: Exception | None) -> None:
+        with self._lock:
+            call.turns -= 1
+            call.rows = rows or call.rows
+            if call.is_writing:
+                self._queue.written.discard(call.region.file)
+            if fault is not None:
+                call.fault = call.fault or fault
+                self._stop_locked(call)
+            elif (call.is_writing or rows is not None) and not call.is_exhausted:
+                self._queue.ready.append(call)
+                if len(self._queue.ready) > 1:  # This thread takes one itself.
+                    self._lock.notify()
+            self._end_locked(call)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # The loop was closed: nobody waits.
+        loop.call_soon_threadsafe(ended.set_result, None)

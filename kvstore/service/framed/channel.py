@@ -1,0 +1,123 @@
+"""The verbs that only the fast channel has: greeting, the arena's memory, regions; and one connection's credit."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.service.shell import Shell
+from kvstore_wire.errors import Denied, InvalidArgument, Unsupported
+from kvstore_wire.frames import Verb
+from kvstore_wire.v1 import channel_pb2 as channel
+
+MIN_CREDIT_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end. `uid` is known on Unix sockets only."""
+
+    name: str
+    uid: int | None = None
+    may_map: bool = False
+
+
+class ChannelVerbs:
+    """The channel's own side of one connection. Owns the descriptors that came and were not taken."""
+
+    def __init__(self, shell: Shell, peer: Peer, *, frame_bytes: int, credit_bytes: int) -> None:
+        self._shell, self._peer = shell, peer
+        self._frame_bytes, self._credit_bytes = frame_bytes, credit_bytes
+        self._received = self._granted = 0  # Payload that came, and that the peer was told it may send in all.
+        self._granted = credit_bytes
+        self._descriptors: deque[int] = deque()
+        self.greeted = False
+        self.peer_credit = 0
+
+    @property
+    def peer(self) -> str:
+        return self._peer.name
+
+    def answer(self, verb: int, raw: bytes) -> tuple[Message, int | None]:
+        """Answers a verb: the message, and the descriptor that goes with it, which stays ours. Raises KvStoreError."""
+        if verb == Verb.HELLO:
+            return self._hello(_parsed(channel.Hello(), raw)), None
+        if verb == Verb.MAP_ARENA:
+            return self._map_arena(_parsed(channel.MapArenaRequest(), raw))
+        if verb == Verb.REGISTER_REGION:
+            return self._register(_parsed(channel.RegisterRegionRequest(), raw)), None
+        if verb == Verb.UNREGISTER_REGION:
+            request = _parsed(channel.UnregisterRegionRequest(), raw)
+            session = self._shell.session(request.session)
+            known = self._shell.regions.unregister(session.id, request.region)
+            return channel.UnregisterRegionResponse(known=known), None
+        raise Unsupported(f"this shard knows no verb {verb}", field="frame.verb")
+
+    def descriptor_came(self, descriptor: int) -> None:
+        """Takes over a descriptor. Raises InvalidArgument where more come than frames ask for."""
+        self._descriptors.append(descriptor)
+        if len(self._descriptors) > 1:
+            raise InvalidArgument("more descriptors came than frames that take one", field="fd", limit="1 a frame")
+
+    def consumed(self, payload_bytes: int) -> int:
+        """Counts payload that came; returns what to grant now, 0 for nothing. Raises InvalidArgument beyond credit."""
+        self._received += payload_bytes
+        if self._received > self._granted:
+            limit = f"{self._credit_bytes} bytes not granted anew"
+            raise InvalidArgument("payload beyond the credit", field="frame.payload_bytes", limit=limit)
+        used = self._received + self._credit_bytes - self._granted
+        if used * 2 < self._credit_bytes:
+            return 0
+        self._granted += used
+        return used
+
+    def close(self) -> None:
+        """Closes descriptors that nobody took."""
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _hello(self, hello: channel.Hello) -> channel.HelloAnswer:
+        if self.greeted:
+            raise InvalidArgument("was said before", field="frame.verb")
+        if hello.credit_bytes < MIN_CREDIT_BYTES:
+            limit = f"at least {MIN_CREDIT_BYTES} bytes"
+            raise InvalidArgument(f"is {hello.credit_bytes}", field="credit_bytes", limit=limit)
+        if hello.session:
+            self._shell.session(hello.session)
+        self.greeted = True
+        self.peer_credit = hello.credit_bytes
+        return channel.HelloAnswer(
+            generation=self._shell.generation,
+            max_frame_bytes=self._frame_bytes,
+            credit_bytes=self._credit_bytes,
+            may_map=self._peer.may_map,
+        )
+
+    def _map_arena(self, request: channel.MapArenaRequest) -> tuple[Message, int]:
+        self._shell.session(request.session)
+        descriptor = self._shell.memory.read_only_fd
+        if not self._peer.may_map or descriptor is None:
+            raise Denied("this peer may not read every namespace of the shard", field="session")
+        size = self._shell.memory.capacity_bytes
+        return channel.MapArenaResponse(generation=self._shell.generation, size_bytes=size), descriptor
+
+    def _register(self, request: channel.RegisterRegionRequest) -> channel.RegisterRegionResponse:
+        session = self._shell.session(request.session)
+        if not self._descriptors:
+            raise InvalidArgument("no descriptor came with the frame", field="fd", limit="1")
+        region = self._shell.regions.register(
+            session.id, self._descriptors.popleft(), offset=request.offset, length=request.length
+        )
+        return channel.RegisterRegionResponse(region=region)
+
+
+def _parsed(message: Message, raw: bytes) -> Any:
+    try:
+        message.ParseFromString(raw)
+    except DecodeError:
+        raise InvalidArgument(f"is not a {type(message).__name__}", field="message") from None
+    return message

@@ -1,0 +1,253 @@
+"""One socket of the fast channel: bytes in, bytes out, as the socket is ready for them.
+
+Sockets are read and written here, without a transport of the event loop in between: payload goes straight between the
+kernel and the arena, and descriptors can pass. Each turn of the loop moves at most a quantum a socket, so that many
+connections share the loop fairly.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from kvstore.service.framed.channel import ChannelVerbs, Peer
+from kvstore.service.framed.outbox import Outbox
+from kvstore.service.framed.requests import Requests
+from kvstore.service.handlers import StoreHandlers
+from kvstore.service.shell import Shell
+from kvstore.service.transfer import Transfers
+from kvstore_wire.errors import InvalidArgument, KvStoreError
+from kvstore_wire.frames import END, FrameReader, Verb, head
+from kvstore_wire.v1 import channel_pb2 as channel
+
+_LOG = logging.getLogger("kvstore.framed")
+QUANTUM_BYTES = 1 << 20
+MOST_QUEUED_BYTES = 8 << 20  # Answers that a peer does not take: nothing more is read from it beyond this.
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_TRY_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class Connection:
+    """One connection. `closed` is called once, with the reason where this side cut it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: Peer,
+        *,
+        shell: Shell,
+        handlers: StoreHandlers,
+        transfers: Transfers,
+        frame_bytes: int,
+        credit_bytes: int,
+        closed: Callable[[Connection, KvStoreError | None], None],
+    ) -> None:
+        self._sock, self._shell, self._closed = sock, shell, closed
+        self._loop = asyncio.get_running_loop()
+        self._fd = sock.fileno()
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._shaking = self._tls is not None
+        self._takes_descriptors = sock.family == socket.AF_UNIX
+        self._outbox = Outbox(frame_bytes=frame_bytes)
+        self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
+        self._requests = Requests(shell, handlers, transfers, outbox=self._outbox, verbs=self._verbs, wake=self._wake)
+        self._reader = FrameReader(
+            self._requests, max_message_bytes=shell.limits.max_message_bytes, max_payload_bytes=frame_bytes
+        )
+        self._writing = self._waking = self._over = False
+        self._paused = False
+        self.opened_s = self.moved_s = shell.now()
+        self._loop.add_reader(self._fd, self._readable)
+
+    @property
+    def greeted(self) -> bool:
+        return self._verbs.greeted
+
+    @property
+    def peer(self) -> str:
+        return self._verbs.peer
+
+    @property
+    def is_waiting_for_peer(self) -> bool:
+        """Whether the peer must take or send something before this connection can go on."""
+        return (not self._outbox.is_empty) or not self._reader.between_frames or self._requests.is_receiving
+
+    def close(self, why: KvStoreError | None = None) -> None:
+        """Closes the socket; tells the peer why where that is possible at once. Idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._loop.remove_reader(self._fd)
+        if self._writing:
+            self._loop.remove_writer(self._fd)
+        if why is not None and self._outbox.is_empty:
+            message = channel.Goodbye(why=why.to_detail()).SerializeToString()
+            with contextlib.suppress(OSError):
+                self._sock.send(head(Verb.GOODBYE, 0, message, flags=END))
+        self._requests.close()
+        self._outbox.close()
+        self._verbs.close()
+        self._sock.close()
+        self._closed(self, why)
+
+    # -- in ------------------------------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        try:
+            if self._shaking and not self._shake():
+                return
+            self._read()
+        except KvStoreError as error:
+            self._flush()  # What was answered before is still true.
+            self.close(error)
+        except OSError as error:
+            _LOG.debug("connection of %s: %s", self._verbs.peer, error)
+            self.close()
+        except Exception:  # noqa: BLE001 - the outermost place of the door
+            _LOG.exception("connection of %s failed", self._verbs.peer)
+            self.close()
+        else:
+            self._flush()
+
+    def _read(self) -> None:
+        reader, left = self._reader, QUANTUM_BYTES
+        while left > 0 and not self._over:
+            view = reader.wanted()
+            try:
+                size = self._receive(view)
+            except _TRY_LATER:
+                return
+            if size == 0:
+                self.close()
+                return
+            reader.landed(size)
+            if self._verbs.peer_credit:
+                self._outbox.credit += self._verbs.peer_credit
+                self._verbs.peer_credit = 0
+            if self._requests.said_goodbye:
+                self.close()
+                return
+            self.moved_s = self._shell.now()
+            left -= size
+            if size < len(view) and self._tls is None:
+                return
+        if self._tls is not None and self._tls.pending():
+            self._loop.call_soon(self._readable_again)
+
+    def _readable_again(self) -> None:
+        if not self._over:
+            self._readable()
+
+    def _receive(self, view: memoryview) -> int:
+        if not self._takes_descriptors:
+            return self._sock.recv_into(view)
+        size, ancillary, flags, _ = self._sock.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._take_descriptors(data)
+        if flags & socket.MSG_CTRUNC:
+            raise InvalidArgument("more descriptors came than frames that take one", field="fd", limit="1 a frame")
+        return size
+
+    def _take_descriptors(self, data: bytes) -> None:
+        came = array.array("i")
+        came.frombytes(data[: len(data) - len(data) % came.itemsize])
+        for i, descriptor in enumerate(came):
+            try:
+                self._verbs.descriptor_came(descriptor)
+            except InvalidArgument:
+                for rest in came[i + 1 :]:
+                    os.close(rest)
+                raise
+
+    def _shake(self) -> bool:
+        """Goes on with the TLS handshake; true once it is done."""
+        assert self._tls is not None
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self._want_to_write(wanted=True)
+            return False
+        self._shaking = False
+        return True
+
+    # -- out -----------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Sends soon: within a read, at its end; else in the next turn of the loop."""
+        if not self._waking and not self._over:
+            self._waking = True
+            self._loop.call_soon(self._woken)
+
+    def _woken(self) -> None:
+        self._waking = False
+        if not self._over:
+            self._flush()
+
+    def _writable(self) -> None:
+        if self._shaking:
+            self._want_to_write(wanted=False)
+            self._readable()
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Sends what can be sent, at most a quantum."""
+        if self._over or self._shaking:
+            return
+        sent = 0
+        try:
+            while sent < QUANTUM_BYTES:
+                buffers = self._outbox.pending()
+                if self._outbox.broken:
+                    self.close()
+                    return
+                if not buffers:
+                    self._want_to_write(wanted=False)
+                    break
+                size = self._send(buffers)
+                self._outbox.sent(size)
+                sent += size
+            else:
+                self._want_to_write(wanted=True)
+        except _TRY_LATER:
+            self._want_to_write(wanted=True)
+        except OSError as error:
+            _LOG.debug("connection of %s: %s", self._verbs.peer, error)
+            self.close()
+            return
+        if sent:
+            self.moved_s = self._shell.now()
+        self._pause_or_go_on()
+
+    def _send(self, buffers: list[memoryview]) -> int:
+        if self._tls is not None:
+            return self._tls.send(buffers[0])
+        if self._outbox.descriptor is None:
+            return self._sock.sendmsg(buffers)
+        rights = array.array("i", [self._outbox.descriptor])
+        return self._sock.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+    def _want_to_write(self, *, wanted: bool) -> None:
+        if wanted and not self._writing:
+            self._loop.add_writer(self._fd, self._writable)
+        elif self._writing and not wanted:
+            self._loop.remove_writer(self._fd)
+        self._writing = wanted
+
+    def _pause_or_go_on(self) -> None:
+        """Reads nothing more from a peer that does not take its answers."""
+        if not self._paused and self._outbox.queued_bytes > MOST_QUEUED_BYTES:
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+        elif self._paused and self._outbox.queued_bytes < MOST_QUEUED_BYTES // 2:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)

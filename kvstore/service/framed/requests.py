@@ -1,0 +1,436 @@
+"""The requests of one connection: frames in, handlers called, frames out.
+
+Rules
+- A request is open from its first frame until both its last frame came and its answer was queued whole.
+- What a caller did wrong within a request is that request's answer. What breaks the framing ends the connection.
+- Everything that answers at once is answered within the call that brought the frame, without a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore.service.failpoints import Failpoints
+from kvstore.service.framed.channel import ChannelVerbs
+from kvstore.service.framed.outbox import GetAnswer, Outbox
+from kvstore.service.framed.puts import PutStream
+from kvstore.service.handlers import StoreHandlers
+from kvstore.service.shell import Call, Shell
+from kvstore.service.transfer import Transfers
+from kvstore_wire.errors import DeadlineExceeded, Internal, InvalidArgument, KvStoreError
+from kvstore_wire.frames import END, ERROR, MAX_OPEN_REQUESTS, Discard, Frame, Sink, Verb, head
+from kvstore_wire.methods import STORE_METHODS, method_name
+from kvstore_wire.v1 import block_store_pb2 as pb
+from kvstore_wire.v1 import channel_pb2 as channel
+
+_LOG = logging.getLogger("kvstore.framed")
+_STREAMS = frozenset((Verb.PUT, Verb.SESSION))  # Requests of more than one frame.
+_NAMES = {verb: name for name, verb in ((n, Verb[n.upper()]) for n in STORE_METHODS)}
+
+
+class Open(Protocol):
+    """A request under way."""
+
+    @property
+    def verb(self) -> int: ...
+
+    def close(self) -> bool:
+        """Drops it, and whatever it holds; tells whether its answer is still owed. Idempotent."""
+
+
+class Requests:
+    """The open requests of one connection; a receiver of frames. `wake` is called when there is something to send."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        handlers: StoreHandlers,
+        transfers: Transfers,
+        *,
+        outbox: Outbox,
+        verbs: ChannelVerbs,
+        wake: Callable[[], None],
+    ) -> None:
+        self._shell, self._handlers, self._transfers = shell, handlers, transfers
+        self._outbox, self._verbs, self._wake = outbox, verbs, wake
+        self._open: dict[int, Open | None] = {}
+        self._discard = Discard()
+        self._sync: dict[int, Callable[[bytes, Call], Message]] = {}
+        for name in ("Attach", "Match", "Renew", "Release", "Reserve", "Commit", "Abort", "Over"):
+            self._sync[Verb[name.upper()]] = self._bound(name)
+        self._pauses = _Pauses(shell.failpoints, wake)
+        self.said_goodbye = False
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether a Put is under way, so that silence of the peer holds slots."""
+        return any(isinstance(o, PutStream) and o.is_receiving for o in self._open.values())
+
+    def frame(self, frame: Frame, message: memoryview) -> Sink | None:
+        """Takes one frame. Raises InvalidArgument for what breaks the framing."""
+        if frame.request in self._open and frame.verb in _STREAMS:
+            return self._continue(frame, message)
+        self._check(frame)
+        verb = frame.verb
+        if verb in self._sync:
+            self._answer_now(frame, message)
+        elif verb == Verb.GET:
+            self._get(frame, message)
+        elif verb == Verb.ACQUIRE:
+            self._acquire(frame, message)
+        elif verb == Verb.PUT:
+            return self._begin_put(frame, message)
+        elif verb == Verb.SESSION:
+            self._begin_session(frame, message)
+        elif verb in (Verb.DELETE, Verb.EXPLAIN):
+            self._answer_later(frame, message)
+        elif verb == Verb.CANCEL:
+            self._cancel(frame.request)
+        elif verb == Verb.CREDIT:
+            self._grant(message)
+        elif verb == Verb.GOODBYE:
+            self.said_goodbye = True
+        else:
+            self._channel_verb(frame, message)
+        return None
+
+    def payload_landed(self, frame: Frame) -> None:
+        opened = self._open.get(frame.request)
+        if isinstance(opened, PutStream) and frame.ends:
+            opened.ended()
+        elif frame.ends and frame.request in self._open and opened is None:
+            del self._open[frame.request]
+        granted = self._verbs.consumed(frame.payload_bytes)
+        if granted:
+            self._outbox.add(head(Verb.CREDIT, 0, channel.Credit(bytes=granted).SerializeToString(), flags=END))
+            self._wake()
+
+    def close(self) -> None:
+        """Drops every request."""
+        opened, self._open = self._open, {}
+        for request in opened.values():
+            if request is not None:
+                request.close()
+
+    # -- frames --------------------------------------------------------------------------------------------------
+
+    def _check(self, frame: Frame) -> None:
+        if not self._verbs.greeted and frame.verb not in (Verb.HELLO, Verb.GOODBYE):
+            raise InvalidArgument("the first frame must be HELLO", field="frame.verb", limit=f"{int(Verb.HELLO)}")
+        if frame.flags & ERROR:
+            raise InvalidArgument("requests carry no error", field="frame.flags", limit=f"{END}")
+        if frame.payload_bytes and frame.verb != Verb.PUT:
+            raise InvalidArgument(f"verb {frame.verb} carries none", field="frame.payload_bytes", limit="0")
+        if frame.verb in (Verb.CANCEL, Verb.CREDIT, Verb.GOODBYE):
+            return
+        if not frame.request:
+            raise InvalidArgument("is 0", field="frame.request", limit="at least 1")
+        if frame.request in self._open:
+            raise InvalidArgument(f"{frame.request} is in use", field="frame.request")
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            limit = f"{MAX_OPEN_REQUESTS}"
+            raise InvalidArgument(f"{len(self._open)} requests are open", field="frame.request", limit=limit)
+        if not frame.ends and frame.verb not in _STREAMS:
+            raise InvalidArgument(f"verb {frame.verb} has one frame", field="frame.flags", limit=f"{END}")
+
+    def _continue(self, frame: Frame, message: memoryview) -> Sink | None:
+        opened = self._open[frame.request]
+        if isinstance(opened, PutStream):
+            return opened.frame(frame, message)
+        if isinstance(opened, _SessionStream) and frame.verb == Verb.SESSION and not frame.payload_bytes:
+            opened.frame(frame, bytes(message))
+            return None
+        if opened is None:  # Refused already: the rest of what was on its way.
+            if frame.ends and not frame.payload_bytes:
+                del self._open[frame.request]
+            return self._discard
+        raise InvalidArgument(f"{frame.request} is in use", field="frame.request")
+
+    def _cancel(self, request: int) -> None:
+        """Drops a request; where its answer was not given yet, an error ends it, so that both sides forget it."""
+        opened = self._open.pop(request, None)
+        if opened is not None and opened.close():
+            detail = DeadlineExceeded("the caller cancelled it").to_detail().SerializeToString()
+            self._outbox.add(head(opened.verb, request, detail, flags=ERROR))
+
+    def _grant(self, message: memoryview) -> None:
+        self._outbox.credit += _parsed(channel.Credit, bytes(message)).bytes
+        self._wake()
+
+    # -- answers at once -----------------------------------------------------------------------------------------
+
+    def _bound(self, name: str) -> Callable[[bytes, Call], Message]:
+        handler: Callable[[Any, Call], Message] = getattr(self._handlers, method_name(name))
+        kind = STORE_METHODS[name].request
+        return lambda raw, call: handler(_parsed(kind, raw), call)
+
+    def _answer_now(self, frame: Frame, message: memoryview) -> None:
+        name = _NAMES[Verb(frame.verb)]
+        if self._shell.failpoints.any_armed(f"before.{name}", f"after.{name}"):
+            self._answer_later(frame, message)
+            return
+        started = time.perf_counter_ns()
+        try:
+            answer = self._sync[frame.verb](bytes(message), self._call(frame))
+        except Exception as error:  # noqa: BLE001 - the outermost place of the door
+            self._refuse(frame, error)
+        else:
+            self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
+        self._shell.latencies.add(name, time.perf_counter_ns() - started)
+
+    def _acquire(self, frame: Frame, message: memoryview) -> None:
+        try:
+            request = _parsed(pb.AcquireRequest, bytes(message))
+            if request.wait_ms or self._shell.failpoints.any_armed("before.Acquire"):
+                self._start(frame, self._acquire_later(frame, request))
+                return
+            started = time.perf_counter_ns()
+            answer = self._handlers.acquire_now(request, self._call(frame))
+            self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
+            self._shell.latencies.add("Acquire", time.perf_counter_ns() - started)
+        except Exception as error:  # noqa: BLE001 - the outermost place of the door
+            self._refuse(frame, error)
+
+    def _get(self, frame: Frame, message: memoryview) -> None:
+        started = time.perf_counter_ns()
+        try:
+            request = _parsed(pb.GetRequest, bytes(message))
+            if not self._transfers.is_immediate(request) or self._shell.failpoints.any_armed("before.Get"):
+                self._start(frame, self._get_later(frame, request, started))
+                return
+            reading = self._transfers.read_now(request, self._call(frame))
+        except Exception as error:  # noqa: BLE001 - the outermost place of the door
+            self._refuse(frame, error)
+            self._shell.latencies.add("Get", time.perf_counter_ns() - started)
+        else:
+            self._send(frame, reading, started)
+
+    def _send(self, frame: Frame, reading: Any, started: int) -> None:
+        def ended() -> None:
+            self._open.pop(frame.request, None)
+            self._shell.latencies.add("Get", time.perf_counter_ns() - started)
+
+        answer = GetAnswer(frame.request, reading, may_go=self._pauses.may_go, ended=ended)
+        self._open[frame.request] = _Sending(self._outbox, answer)
+        self._outbox.add_answer(answer)
+
+    def _channel_verb(self, frame: Frame, message: memoryview) -> None:
+        try:
+            answer, descriptor = self._verbs.answer(frame.verb, bytes(message))
+        except Exception as error:  # noqa: BLE001 - the outermost place of the door
+            self._refuse(frame, error)
+            return
+        made = head(frame.verb, frame.request, answer.SerializeToString(), flags=END)
+        if descriptor is None:
+            self._outbox.add(made)
+        else:
+            self._outbox.add_with_descriptor(made, descriptor)
+
+    # -- answers later -------------------------------------------------------------------------------------------
+
+    def _answer_later(self, frame: Frame, message: memoryview) -> None:
+        name = _NAMES[Verb(frame.verb)]
+        try:
+            request = _parsed(STORE_METHODS[name].request, bytes(message))
+        except KvStoreError as error:
+            self._refuse(frame, error)
+            return
+        self._start(frame, self._answered(frame, name, request))
+
+    async def _answered(self, frame: Frame, name: str, request: Message) -> None:
+        started, call = time.perf_counter_ns(), self._call(frame)
+        try:
+            await self._shell.failpoints.hit(f"before.{name}")
+            made = getattr(self._handlers, method_name(name))(request, call)
+            answer = await made if inspect.isawaitable(made) else made
+            await self._shell.failpoints.hit(f"after.{name}")
+            self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
+        finally:
+            self._shell.latencies.add(name, time.perf_counter_ns() - started)
+
+    async def _acquire_later(self, frame: Frame, request: pb.AcquireRequest) -> None:
+        started = time.perf_counter_ns()
+        try:
+            await self._shell.failpoints.hit("before.Acquire")
+            async for answer in self._handlers.acquire(request, self._call(frame)):
+                flags = END if answer.settled else 0
+                self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=flags))
+                self._wake()
+        finally:
+            self._shell.latencies.add("Acquire", time.perf_counter_ns() - started)
+
+    async def _get_later(self, frame: Frame, request: pb.GetRequest, started: int) -> None:
+        await self._shell.failpoints.hit("before.Get")
+        reading = await self._transfers.read(request, self._call(frame))
+        self._send(frame, reading, started)
+
+    def _start(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the rest of a request as a task; whatever it raises is the answer."""
+        task = _Task(frame.verb, asyncio.ensure_future(work))
+        self._open[frame.request] = task
+
+        def done(finished: asyncio.Task[None]) -> None:
+            if self._open.get(frame.request) is task:
+                del self._open[frame.request]
+            error = None if finished.cancelled() else finished.exception()
+            if error is not None:
+                self._refuse(frame, error)
+            self._wake()
+
+        task.task.add_done_callback(done)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    def _begin_put(self, frame: Frame, message: memoryview) -> Sink | None:
+        def answered(answer: bytes, flags: int) -> None:
+            self._outbox.add(head(Verb.PUT, frame.request, answer, flags=flags))
+            self._wake()
+
+        def ended(*, came: bool) -> None:
+            """The request is over; None in its place takes what is still on its way."""
+            if frame.request in self._open:
+                if came:
+                    del self._open[frame.request]
+                else:
+                    self._open[frame.request] = None
+
+        stream = PutStream(self._shell, self._transfers, answered=answered, ended=ended)
+        self._open[frame.request] = stream
+        return stream.frame(frame, message)
+
+    def _begin_session(self, frame: Frame, message: memoryview) -> None:
+        stream = _SessionStream()
+        self._open[frame.request] = stream
+
+        async def run() -> None:
+            await self._shell.failpoints.hit("before.Session")
+            async for notice in self._handlers.session(stream.pulses(), self._call(frame)):
+                self._outbox.add(head(Verb.SESSION, frame.request, notice.SerializeToString()))
+                self._wake()
+            self._outbox.add(head(Verb.SESSION, frame.request, flags=END))
+
+        def done(finished: asyncio.Task[None]) -> None:
+            if self._open.get(frame.request) is stream:
+                if stream.has_ended:
+                    del self._open[frame.request]
+                else:
+                    self._open[frame.request] = None  # Takes what is still on its way.
+            error = None if finished.cancelled() else finished.exception()
+            if error is not None:
+                self._refuse(frame, error)
+            self._wake()
+
+        stream.frame(frame, bytes(message))
+        stream.task = asyncio.ensure_future(run())
+        stream.task.add_done_callback(done)
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    def _call(self, frame: Frame) -> Call:
+        deadline = self._shell.now() + frame.timeout_ms / 1000 if frame.timeout_ms else None
+        return Call(deadline, self._verbs.peer)
+
+    def _refuse(self, frame: Frame, error: BaseException) -> None:
+        made = as_error(frame, error)
+        self._outbox.add(head(frame.verb, frame.request, made.to_detail().SerializeToString(), flags=ERROR))
+
+
+class _Pauses:
+    """The failpoint `get.chunk`: holds the answer that hits it back for as long as it says."""
+
+    def __init__(self, failpoints: Failpoints, wake: Callable[[], None]) -> None:
+        self._failpoints, self._wake = failpoints, wake
+        self._held: dict[GetAnswer, asyncio.Task[None]] = {}
+
+    def may_go(self, answer: GetAnswer) -> bool:
+        """Whether an answer may send its next frame."""
+        task = self._held.get(answer)
+        if task is None and self._failpoints.any_armed("get.chunk"):
+            task = self._held[answer] = asyncio.ensure_future(self._hit(answer))
+        if task is None or not task.done():
+            return task is None
+        del self._held[answer]
+        return True
+
+    async def _hit(self, answer: GetAnswer) -> None:
+        try:
+            await self._failpoints.hit("get.chunk")
+        except KvStoreError as error:
+            answer.fault = error
+        self._wake_soon()
+
+    def _wake_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._wake)  # Once this task counts as done.
+
+
+class _Sending:
+    """A Get whose answer is being sent."""
+
+    def __init__(self, outbox: Outbox, answer: GetAnswer) -> None:
+        self._outbox, self._answer = outbox, answer
+
+    verb = Verb.GET
+
+    def close(self) -> bool:
+        owed = not self._answer.last_made
+        self._outbox.drop_answer(self._answer)
+        return owed
+
+
+class _Task:
+    """A request that a task answers."""
+
+    def __init__(self, verb: int, task: asyncio.Task[None]) -> None:
+        self.verb, self.task = verb, task
+
+    def close(self) -> bool:
+        return self.task.cancel()
+
+
+class _SessionStream:
+    """The pulses of a Session request."""
+
+    verb = Verb.SESSION
+
+    def __init__(self) -> None:
+        self._pulses: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.has_ended = False
+        self.task: asyncio.Task[None] | None = None
+
+    def frame(self, frame: Frame, message: bytes) -> None:
+        if self._pulses.qsize() < MAX_OPEN_REQUESTS:  # A pulse says nothing new: beyond that they may be dropped.
+            self._pulses.put_nowait(message)
+        if frame.ends:
+            self.has_ended = True
+            self._pulses.put_nowait(None)
+
+    async def pulses(self) -> AsyncIterator[pb.SessionPulse]:
+        while (raw := await self._pulses.get()) is not None:
+            yield _parsed(pb.SessionPulse, raw)
+
+    def close(self) -> bool:
+        return self.task is not None and self.task.cancel()
+
+
+def as_error(frame: Frame, error: BaseException) -> KvStoreError:
+    """Returns the answer that an exception comes to; a fault of our own is logged."""
+    if isinstance(error, KvStoreError):
+        return error
+    _LOG.error("verb %d failed", frame.verb, exc_info=error)
+    return Internal(f"{type(error).__name__}: {error}")
+
+
+def _parsed(kind: type[Any], raw: bytes) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError:
+        raise InvalidArgument(f"is not a {kind.__name__}", field="message") from None
+    return message

@@ -1,0 +1,470 @@
+"""Copies between regions and the arena: exact bytes, whatever becomes of the file, of the caller or of the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import random
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.core.leases import WriteLease
+from kvstore.service.copier import PIECE_BYTES, SMALL_BYTES, RegionCopier
+from kvstore.service.failpoints import Failpoints
+from kvstore.service.regions import Copies, Region, RegionTable
+from kvstore.tiers.memory import ArenaMemory
+from kvstore_wire.errors import Draining, Internal, InvalidArgument, LeaseExpired
+from kvstore_wire.states import PartState
+from tests.shards import PAGE_BYTES, Client, Shard, keys, kv_spec
+from tests.unit.test_service_regions import ONE, is_open, memfd, open_fds, shm_file
+
+MIB = 1 << 20
+ARENA_BYTES = 32 * MIB
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
+_PUNCH_HOLE = 3  # With FALLOC_FL_KEEP_SIZE.
+SIZES = [1, 511, 4095, 4096, 4097, 3_098_112]
+
+
+@dataclass(eq=False)
+class Bench:
+    """An arena, a table of regions and a copier; all closed at the end of the test."""
+
+    memory: ArenaMemory
+    table: RegionTable
+    copier: RegionCopier
+    failpoints: Failpoints
+
+    def region(self, fd: int, *, offset: int = 0, length: int | None = None) -> Region:
+        size = os.fstat(fd).st_size - offset if length is None else length
+        return self.table.get(ONE, self.table.register(ONE, fd, offset=offset, length=size))
+
+
+def _bench(threads: int = 2) -> Bench:
+    failpoints, memory = Failpoints(), ArenaMemory(ARENA_BYTES)
+    table = RegionTable(max_regions=4096, max_region_bytes=1 << 40)
+    return Bench(memory, table, RegionCopier(memory, failpoints, threads=threads), failpoints)
+
+
+def _close(bench: Bench) -> None:
+    bench.copier.close()
+    bench.table.close()
+    bench.memory.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = _bench()
+    yield made
+    _close(made)
+
+
+def _copies(*rows: tuple[int, int, int]) -> Copies:
+    """Rows are (arena offset, region offset, length)."""
+    arena, region, lengths = np.array(rows, np.int64).reshape(-1, 3).T
+    return Copies(arena, region, lengths)
+
+
+def _large() -> Copies:
+    """A copy of 1 GiB, for regions that are all hole: the same slots again and again."""
+    return _copies(*((at % (16 * MIB), at, PIECE_BYTES) for at in range(0, 1 << 30, PIECE_BYTES)))
+
+
+def _noise(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda size: memfd(size), lambda size: shm_file(size, os.O_RDWR)])
+@pytest.mark.parametrize("size", SIZES)
+async def test_exactly_the_bytes_go_there_and_back(bench: Bench, size: int, make: Callable[[int], int]) -> None:
+    region = bench.region(make(2 * size + 300), offset=100)
+    data = _noise(size)
+    os.pwrite(region.fd, data, 100 + 7)
+    bench.memory.view[: size + 8192] = b"\xee" * (size + 8192)
+    await bench.copier.fill(region, _copies((4096, 7, size)))
+    assert bench.memory.view[4096 : 4096 + size] == data
+    assert bench.memory.view[:4096] == b"\xee" * 4096
+    assert bench.memory.view[4096 + size : size + 8192] == b"\xee" * 4096
+    await bench.copier.drain(region, _copies((4096, size + 50, size)))
+    whole = os.pread(region.fd, 2 * size + 300, 0)
+    expected = bytearray(2 * size + 300)
+    expected[107 : 107 + size] = data
+    expected[100 + size + 50 : 100 + size + 50 + size] = data
+    assert whole == expected
+
+
+async def test_slices_in_any_order_land_where_they_belong(bench: Bench) -> None:
+    """More slices than one system call takes, half of them side by side, shuffled."""
+    dice, count, size = random.Random(5), 5000, 1000
+    data = _noise(count * size)
+    region = bench.region(memfd(count * size))
+    os.pwrite(region.fd, data, 0)
+    places = dice.sample(range(count), count)
+    rows = [(place * 1024, i * size, size) for i, place in enumerate(places)]
+    dice.shuffle(rows)
+    await bench.copier.fill(region, _copies(*rows))
+    for place, at, _ in rows:
+        assert bench.memory.view[place : place + size] == data[at : at + size]
+    os.ftruncate(region.fd, 0)
+    os.ftruncate(region.fd, count * size)
+    await bench.copier.drain(region, _copies(*rows))
+    assert os.pread(region.fd, count * size, 0) == data
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(1, 70_000) | st.sampled_from([3 * MIB, PIECE_BYTES + 1]), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_any_layout_is_copied_as_a_loop_would(sizes: list[int], dice: random.Random, is_dense: bool) -> None:
+    async def run(bench: Bench) -> None:
+        gap = 0 if is_dense else 13
+        total = sum(sizes) + gap * len(sizes)
+        order, rows, at = dice.sample(range(len(sizes)), len(sizes)), [], 0
+        starts = dict[int, int]()
+        for i in order:
+            starts[i], at = at, at + sizes[i] + gap
+        at = 0
+        for i, size in enumerate(sizes):
+            rows.append((at, starts[i], size))
+            at += size + gap
+        region, data = bench.region(memfd(total)), _noise(total)
+        os.pwrite(region.fd, data, 0)
+        await bench.copier.fill(region, _copies(*rows))
+        for arena, start, size in rows:
+            assert bench.memory.view[arena : arena + size] == data[start : start + size]
+        target = bench.region(memfd(total))
+        await bench.copier.drain(target, _copies(*rows))
+        expected = bytearray(total)
+        for _, start, size in rows:
+            expected[start : start + size] = data[start : start + size]
+        assert os.pread(target.fd, total, 0) == expected
+
+    bench = _bench()
+    try:
+        asyncio.run(run(bench))
+    finally:
+        _close(bench)
+
+
+async def test_many_calls_at_once_do_not_mix_their_bytes(bench: Bench) -> None:
+    size = 2 * MIB + 17
+    regions = [bench.region(memfd(size)) for _ in range(4)]
+    for i, region in enumerate(regions):
+        os.pwrite(region.fd, bytes([i + 1]) * size, 0)
+    await asyncio.gather(*(bench.copier.fill(r, _copies((i * 3 * MIB, 0, size))) for i, r in enumerate(regions)))
+    target = bench.region(memfd(4 * size))
+    await asyncio.gather(*(bench.copier.drain(target, _copies((i * 3 * MIB, i * size, size))) for i in range(4)))
+    assert os.pread(target.fd, 4 * size, 0) == b"".join(bytes([i + 1]) * size for i in range(4))
+
+
+async def test_nothing_to_copy_is_done_at_once(bench: Bench) -> None:
+    region = bench.region(memfd(1))
+    await bench.copier.fill(region, _copies())
+    await bench.copier.drain(region, _copies())
+    assert region.copies == 0
+
+
+async def test_a_hole_reads_as_zeros(bench: Bench) -> None:
+    size = 8 * MIB
+    region = bench.region(memfd(size))
+    bench.memory.view[:size] = b"\xee" * size
+    await bench.copier.fill(region, _copies((0, 0, size)))
+    assert bench.memory.view[:size] == bytes(size)
+
+
+@pytest.mark.parametrize("row", [(ARENA_BYTES, 0, 8192), (-1, 0, 10), (0, -1, 10), (0, 4090, 10), (0, 0, 0)])
+async def test_a_slice_outside_is_the_shard_s_own_fault(bench: Bench, row: tuple[int, int, int]) -> None:
+    region = bench.region(memfd(8192), length=4096)
+    with pytest.raises(ValueError, match="outside"):
+        await bench.copier.fill(region, _copies(row))
+    assert region.copies == 0
+
+
+# -- files that change ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES, 8 * MIB])
+async def test_a_file_cut_short_is_told_by_its_new_end(bench: Bench, size: int) -> None:
+    region = bench.region(memfd(100 + size), offset=100)
+    os.ftruncate(region.fd, 100 + size - 4321)
+    with pytest.raises(InvalidArgument, match=f"ended at byte {size - 4321} of the region") as caught:
+        await bench.copier.fill(region, _copies((0, 0, size)))
+    assert (caught.value.field, caught.value.limit) == ("source", f"{size} bytes")
+    with pytest.raises(InvalidArgument, match=f"ended at byte {size - 4321} of the region") as caught:
+        await bench.copier.drain(region, _copies((0, 0, size)))
+    assert caught.value.field == "into"
+    assert os.fstat(region.fd).st_size == 100 + size - 4321, "a Get made the file longer"
+    os.ftruncate(region.fd, 50)
+    with pytest.raises(InvalidArgument, match="ended at byte 0 of the region"):
+        await bench.copier.drain(region, _copies((0, 10, size - 10)))
+    assert region.copies == 0
+
+
+@pytest.mark.parametrize("verb", ["fill", "drain"])
+async def test_a_file_cut_short_between_the_check_and_the_copy(bench: Bench, verb: str) -> None:
+    bench.failpoints.arm(f"region.{verb}", "delay:20ms")
+    region = bench.region(memfd(MIB))
+    copying = asyncio.create_task(getattr(bench.copier, verb)(region, _copies((0, 0, MIB))))
+    await asyncio.sleep(0)
+    os.ftruncate(region.fd, 10)
+    with pytest.raises(InvalidArgument, match="ended at byte 10 of the region"):
+        await copying
+
+
+@pytest.mark.parametrize("verb", ["fill", "drain"])
+async def test_a_file_cut_short_or_punched_at_any_moment_never_ends_the_shard(bench: Bench, verb: str) -> None:
+    size = 8 * MIB
+    region = bench.region(memfd(size))
+    stop = threading.Event()
+
+    def meddle() -> None:
+        dice = random.Random(3)
+        while not stop.is_set():
+            os.ftruncate(region.fd, dice.randrange(size))
+            os.ftruncate(region.fd, size)
+            assert _LIBC.fallocate(region.fd, _PUNCH_HOLE, dice.randrange(size // 2), dice.randrange(1, size // 2)) == 0
+
+    meddler = threading.Thread(target=meddle)
+    meddler.start()
+    try:
+        for _ in range(60):
+            try:
+                await getattr(bench.copier, verb)(region, _copies((0, 0, size)))
+            except InvalidArgument as error:
+                assert "ended at byte" in error.message  # noqa: PT017 - either end will do, and no other
+    finally:
+        stop.set()
+        meddler.join()
+    assert region.copies == 0
+    os.ftruncate(region.fd, size)
+    await getattr(bench.copier, verb)(region, _copies((0, 0, size)))
+
+
+async def test_what_the_kernel_refuses_is_told_with_its_place(bench: Bench) -> None:
+    size, limit = 4 * MIB, 3 * MIB // 2
+    region = bench.region(memfd(size, os.MFD_ALLOW_SEALING))
+    bench.memory.view[:size] = b"\x11" * size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(InvalidArgument, match=f"File too large at byte {limit} of the region") as caught:
+            await bench.copier.drain(region, _copies((0, 0, size)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.field == "into"
+    assert os.pread(region.fd, size, 0) == b"\x11" * limit + bytes(size - limit)
+    fcntl.fcntl(region.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    with pytest.raises(InvalidArgument, match="not permitted at byte 0 of the region"):
+        await bench.copier.drain(region, _copies((0, 0, size)))
+
+
+async def test_a_descriptor_open_the_wrong_way_is_refused_before_any_byte(bench: Bench) -> None:
+    bench.failpoints.arm("region.fill", "fail")
+    bench.failpoints.arm("region.drain", "fail")
+    read_only = bench.region(shm_file(4096, os.O_RDONLY))
+    with pytest.raises(InvalidArgument) as caught:
+        await bench.copier.drain(read_only, _copies((0, 0, 1)))
+    assert caught.value.field == "into"
+    write_only = bench.region(shm_file(4096, os.O_WRONLY))
+    with pytest.raises(InvalidArgument) as caught:
+        await bench.copier.fill(write_only, _copies((0, 0, 1)))
+    assert caught.value.field == "source"
+
+
+async def test_failpoints_strike_once_a_call_and_leave_nothing_in_use(bench: Bench) -> None:
+    region = bench.region(memfd(MIB))
+    for verb in ("fill", "drain"):
+        bench.failpoints.arm(f"region.{verb}", "fail*1")
+        with pytest.raises(Internal):
+            await getattr(bench.copier, verb)(region, _copies((0, 0, MIB)))
+        await getattr(bench.copier, verb)(region, _copies((0, 0, MIB)))
+    assert region.copies == 0
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["fill", "drain"])
+async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench, verb: str) -> None:
+    """A thousand cancellations at random moments: what is written after each stays, and no descriptor is left."""
+    dice, size, halves, cancelled = random.Random(7), 2 * MIB, (0, 16 * MIB), 0
+    shared, marks = memfd(32 * MIB), b"\xaa" * (2 * MIB)
+
+    def mark(at: int) -> None:
+        if verb == "fill":
+            bench.memory.view[at : at + size] = marks
+        else:
+            os.pwrite(shared, marks, at)
+
+    def is_marked(at: int) -> bool:
+        return (bench.memory.view[at : at + size] if verb == "fill" else os.pread(shared, size, at)) == marks
+
+    mark(halves[1])
+    before = open_fds()
+    for i in range(1000):
+        at, other = halves[i % 2], halves[1 - i % 2]
+        number = bench.table.register(ONE, os.dup(shared), offset=0, length=32 * MIB)
+        region = bench.table.get(ONE, number)
+        copying = asyncio.create_task(getattr(bench.copier, verb)(region, _copies((at, at, size))))
+        await asyncio.sleep(dice.choice([0, 0.00005, 0.0001, 0.0003]))
+        copying.cancel()
+        assert bench.table.unregister(ONE, number)
+        ((outcome,), _) = await asyncio.gather(asyncio.gather(copying, return_exceptions=True), asyncio.sleep(0))
+        cancelled += isinstance(outcome, asyncio.CancelledError)
+        assert not is_open(region.fd)
+        mark(at)
+        assert is_marked(other), "a cancelled copy wrote after its end"
+    assert cancelled > 100
+    assert (open_fds(), bench.table.region_count) == (before, 0)
+    os.close(shared)
+
+
+async def test_a_caller_that_is_told_twice_to_stop_still_waits_for_the_threads(bench: Bench) -> None:
+    size = 24 * MIB
+    region = bench.region(memfd(size))
+    copying = asyncio.create_task(bench.copier.drain(region, _copies((0, 0, size))))
+    await asyncio.sleep(0.0005)
+    copying.cancel()
+    await asyncio.sleep(0)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert region.copies == 0
+    os.ftruncate(region.fd, 0)
+    await asyncio.sleep(0.01)
+    assert os.fstat(region.fd).st_size == 0
+
+
+async def test_a_caller_that_is_cancelled_before_the_copy_begins_lets_go(bench: Bench) -> None:
+    bench.failpoints.arm("region.fill", "delay:60s")
+    region = bench.region(memfd(MIB))
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(bench.copier.fill(region, _copies((0, 0, MIB))), 0.01)
+    assert region.copies == 0
+
+
+async def test_a_region_given_back_is_not_copied_any_more(bench: Bench) -> None:
+    region = bench.region(memfd(MIB))
+    bench.table.end_session(ONE)
+    for copy in (bench.copier.fill, bench.copier.drain):
+        with pytest.raises(InvalidArgument) as caught:
+            await copy(region, _copies((0, 0, MIB)))
+        assert caught.value.field == "region"
+
+
+async def test_a_session_that_ends_under_a_copy_does_not_take_its_descriptor(bench: Bench) -> None:
+    size = 16 * MIB
+    region = bench.region(memfd(size))
+    os.pwrite(region.fd, b"\x77" * size, 0)
+    copying = asyncio.create_task(bench.copier.fill(region, _copies((0, 0, size))))
+    await asyncio.sleep(0)
+    bench.table.end_session(ONE)
+    assert is_open(region.fd)
+    await copying
+    assert bench.memory.view[:size] == b"\x77" * size
+    assert not is_open(region.fd)
+
+
+async def test_a_copier_that_closes_ends_its_calls_and_takes_no_more() -> None:
+    before = set(threading.enumerate())
+    bench = _bench()
+    regions = [bench.region(memfd(1 << 30)) for _ in range(3)]
+    copying = [asyncio.create_task(bench.copier.fill(r, _large())) for r in regions]
+    await asyncio.sleep(0)
+    bench.copier.close()
+    outcomes = await asyncio.gather(*copying, return_exceptions=True)
+    assert {type(o) for o in outcomes} <= {Draining, type(None)}
+    assert Draining in {type(o) for o in outcomes}
+    with pytest.raises(Draining):
+        await bench.copier.fill(regions[0], _copies((0, 0, MIB)))
+    assert [r.copies for r in regions] == [0, 0, 0]
+    assert set(threading.enumerate()) <= before
+    _close(bench)  # Closing again does no harm.
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_a_small_call_does_not_wait_for_the_end_of_a_large_one(threads: int) -> None:
+    bench = _bench(threads)
+    try:
+        large, small = bench.region(memfd(1 << 30)), bench.region(memfd(MIB))
+        order: list[str] = []
+
+        async def run(name: str, region: Region, copies: Copies) -> None:
+            await bench.copier.fill(region, copies)
+            order.append(name)
+
+        calls = [run("large", large, _large()), run("small", small, _copies((24 * MIB, 0, MIB)))]
+        await asyncio.gather(*calls)
+        assert order == ["small", "large"]
+    finally:
+        _close(bench)
+
+
+async def test_the_loop_goes_on_while_bytes_move(bench: Bench) -> None:
+    region = bench.region(memfd(1 << 30))
+    copying = asyncio.create_task(bench.copier.fill(region, _large()))
+    turns = 0
+    while not copying.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await copying
+    assert turns > 10
+
+
+# -- leases --------------------------------------------------------------------------------------------------------
+
+
+def _reserved(client: Client, start: int, count: int, *, lease_s: float) -> WriteLease:
+    space = client.attach(kv_spec("n"))
+    lease = client.reserve(space, keys(start, start + count), lease_s=lease_s).lease
+    assert lease is not None
+    return lease
+
+
+async def test_a_writer_that_stops_past_its_lease_never_touches_another_key(bench: Bench) -> None:
+    """Its copy begins late, when others already want the slots; they get others, and keep their bytes."""
+    count = PAGE_BYTES // 4096
+    shard = Shard(capacity_bytes=2 * PAGE_BYTES)
+    stopped, other = shard.client(), shard.client()
+    lease = _reserved(stopped, 0, count, lease_s=1.0)
+    shard.store.pin(lease)
+    bench.failpoints.arm("region.fill", "delay:30ms*1")
+    late, new = (bench.region(memfd(PAGE_BYTES)) for _ in range(2))
+    os.pwrite(late.fd, b"\x0a" * PAGE_BYTES, 0)
+    os.pwrite(new.fd, b"\x0b" * PAGE_BYTES, 0)
+
+    def copies_of(owner: WriteLease) -> Copies:
+        offsets = shard.store.part_views(owner.parts)[0]
+        return _copies(*((offset, i * 4096, 4096) for i, offset in enumerate(offsets)))
+
+    writing = asyncio.create_task(bench.copier.fill(late, copies_of(lease)))
+    await asyncio.sleep(0)
+    shard.pass_time(2.0)
+    taken = _reserved(other, 100, count, lease_s=60.0)
+    await bench.copier.fill(new, copies_of(taken))
+    taken.landed[:] = b"\x01" * count
+    assert other.commit(taken) == [PartState.COMMITTED] * count
+    await writing
+    lease.landed[:] = b"\x01" * count
+    with pytest.raises(LeaseExpired):
+        stopped.commit(lease)
+    shard.store.unpin(lease, shard.now)
+    shard.store.check()
+    reading = other.acquire(other.attach(kv_spec("n")), keys(100, 100 + count))[0].lease
+    assert reading is not None
+    for offset in shard.store.part_views(reading.parts)[0]:
+        assert bench.memory.view[offset : offset + 4096] == b"\x0b" * 4096
