@@ -35,7 +35,7 @@ class AcquireCall:
         told = _Told()
         try:
             async with aclosing(
-                self._core.connection.answers("Acquire", self._request(binding), self._deadline)
+                self._core.answers(binding, "Acquire", self._request(binding), self._deadline)
             ) as answers:
                 async for answer in answers:
                     told.take(answer)
@@ -99,4 +99,4 @@ class _Told:
 
 async def _released(core: ClientCore, binding: Binding, lease: types.Lease) -> None:
     request = store.ReleaseRequest(session=binding.session, leases=[lease])
-    await core.connection.unary("Release", request, core.deadline(None))
+    await core.unary(binding, "Release", request, core.deadline(None))

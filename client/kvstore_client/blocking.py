@@ -5,15 +5,16 @@ What each argument and answer means is said at AsyncNamespace.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore_client.buffers import Entry, size_of
+from kvstore_client.direct import NeedsLoop, run_now
 from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.namespace import AsyncNamespace
-from kvstore_client.question import Hint, Keys, Question, question
+from kvstore_client.question import Hint, Keys, Question, Range, question
 from kvstore_client.results import (
     DeleteResult,
     ExplainResult,
@@ -31,6 +32,8 @@ from kvstore_wire.states import Coverage
 
 if TYPE_CHECKING:
     from kvstore_client.facade import Client
+
+R = TypeVar("R")
 
 
 class HeldReadLease:
@@ -65,8 +68,11 @@ class HeldReadLease:
 
     def release(self, *, corrupt: Sequence[int] = (), deadline_ms: int | None = None) -> bool:
         """Ends the lease and tells whether it was valid to this moment."""
-        return self._owner.run(
-            lambda: self.inner.release(corrupt=corrupt, deadline_ms=deadline_ms), deadline_ms, lambda _: False
+        return self._owner.run_lease(
+            self.inner,
+            lambda: self.inner.release(corrupt=corrupt, deadline_ms=deadline_ms),
+            deadline_ms=deadline_ms,
+            failed=lambda _: False,
         )
 
     def __enter__(self) -> HeldReadLease:
@@ -110,15 +116,21 @@ class HeldWriteLease:
     ) -> PutResult:
         """Makes filled parts visible."""
         count = len(parts) or len(self.created)
-        return self._owner.run(
+        return self._owner.run_lease(
+            self.inner,
             lambda: self.inner.commit(checksums, parts, deadline_ms=deadline_ms),
-            deadline_ms,
-            lambda e: PutResult.failed(count, e),
+            deadline_ms=deadline_ms,
+            failed=lambda e: PutResult.failed(count, e),
         )
 
     def abort(self, *, deadline_ms: int | None = None) -> bool:
         """Ends the lease and drops what it reserved."""
-        return self._owner.run(lambda: self.inner.abort(deadline_ms=deadline_ms), deadline_ms, lambda _: False)
+        return self._owner.run_lease(
+            self.inner,
+            lambda: self.inner.abort(deadline_ms=deadline_ms),
+            deadline_ms=deadline_ms,
+            failed=lambda _: False,
+        )
 
     def __enter__(self) -> HeldWriteLease:
         return self
@@ -133,8 +145,8 @@ class HeldWriteLease:
 class Namespace:
     """One namespace of a blocking client. Thread-safe."""
 
-    def __init__(self, owner: Client, inner: AsyncNamespace) -> None:
-        self._owner, self._inner = owner, inner
+    def __init__(self, owner: Client, inner: AsyncNamespace, direct: AsyncNamespace) -> None:
+        self._owner, self._inner, self._direct = owner, inner, direct
 
     @property
     def spec(self) -> NamespaceSpec:
@@ -142,6 +154,21 @@ class Namespace:
 
     def __repr__(self) -> str:
         return f"Namespace({self.spec.name!r}, {self._owner.options.target!r})"
+
+    def _run(
+        self,
+        call: Callable[[AsyncNamespace], Coroutine[Any, Any, R]],
+        deadline_ms: int | None,
+        failed: Callable[[KvStoreError], R],
+    ) -> R:
+        """Makes a call in this very thread where the fast channel is there, else in the background loop."""
+        self._owner.check()
+        if self._owner.direct.is_ready(self.spec):
+            try:
+                return run_now(call(self._direct))
+            except NeedsLoop:
+                pass
+        return self._owner.run(lambda: call(self._inner), deadline_ms, failed)
 
     def match(
         self,
@@ -153,8 +180,8 @@ class Namespace:
     ) -> MatchResult:
         """Tells which blocks are stored."""
         asked = question(self.spec, keys, parts, coverage)
-        return self._owner.run(
-            lambda: self._inner.match(keys, parts=parts, coverage=coverage, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.match(keys, parts=parts, coverage=coverage, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: MatchResult.failed(asked.block_count, e),
         )
@@ -168,18 +195,20 @@ class Namespace:
         coverage: Coverage = Coverage.PREFIX,
         wait_ms: int = 0,
         hint: Hint | None = None,
+        ranges: Sequence[Range] = (),
         deadline_ms: int | None = None,
     ) -> GetResult:
         """Reads blocks and checks what landed."""
         asked = question(self.spec, keys, parts, coverage)
-        return self._owner.run(
-            lambda: self._inner.get(
+        return self._run(
+            lambda ns: ns.get(
                 keys,
                 into=into,
                 parts=parts,
                 coverage=coverage,
                 wait_ms=wait_ms,
                 hint=hint,
+                ranges=ranges,
                 deadline_ms=deadline_ms,
             ),
             deadline_ms,
@@ -196,8 +225,8 @@ class Namespace:
         deadline_ms: int | None = None,
     ) -> PutResult:
         """Stores blocks that are not stored yet."""
-        return self._owner.run(
-            lambda: self._inner.put(keys, values, parts=parts, hint=hint, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.put(keys, values, parts=parts, hint=hint, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: PutResult.failed(len(values), e),
         )
@@ -215,8 +244,8 @@ class Namespace:
     ) -> HeldReadLease:
         """Leases stored blocks for reading: `with ns.acquire(keys) as lease`."""
         asked = question(self.spec, keys, parts, coverage)
-        inner = self._owner.run(
-            lambda: self._inner.acquire(
+        inner = self._run(
+            lambda ns: ns.acquire(
                 keys,
                 parts=parts,
                 coverage=coverage,
@@ -242,8 +271,8 @@ class Namespace:
     ) -> HeldWriteLease:
         """Takes slots for parts that are not stored."""
         asked = question(self.spec, keys, parts)
-        inner = self._owner.run(
-            lambda: self._inner.reserve(
+        inner = self._run(
+            lambda ns: ns.reserve(
                 keys, lengths=lengths, parts=parts, lease_ms=lease_ms, hint=hint, deadline_ms=deadline_ms
             ),
             deadline_ms,
@@ -255,16 +284,16 @@ class Namespace:
         self, lease: HeldReadLease, into: Sequence[Entry] | None = None, *, deadline_ms: int | None = None
     ) -> ReadResult:
         """Reads everything under a lease, in the order of its grants."""
-        return self._owner.run(
-            lambda: self._inner.read(lease.inner, into, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.read(lease.inner, into, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: ReadResult(None, failure=e),
         )
 
     def write(self, lease: HeldWriteLease, values: Sequence[Entry], *, deadline_ms: int | None = None) -> PutResult:
         """Fills and commits the CREATED parts of a lease."""
-        return self._owner.run(
-            lambda: self._inner.write(lease.inner, values, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.write(lease.inner, values, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: PutResult.failed(len(lease.created), e),
         )
@@ -278,8 +307,8 @@ class Namespace:
     ) -> RenewResult:
         """Lengthens leases to `lease_ms` from now."""
         inner = [lease.inner for lease in leases]
-        return self._owner.run(
-            lambda: self._inner.renew(inner, lease_ms=lease_ms, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.renew(inner, lease_ms=lease_ms, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: RenewResult((False,) * len(inner), e),
         )
@@ -287,24 +316,24 @@ class Namespace:
     def delete(self, keys: Keys, *, deadline_ms: int | None = None) -> DeleteResult:
         """Removes blocks. Idempotent."""
         asked = question(self.spec, keys)
-        return self._owner.run(
-            lambda: self._inner.delete(keys, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.delete(keys, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: DeleteResult(bytes(asked.block_count), e),
         )
 
     def over(self, keys: Keys = (), *, session_tag: int = 0, deadline_ms: int | None = None) -> OverResult:
         """Says that a conversation is over."""
-        return self._owner.run(
-            lambda: self._inner.over(keys, session_tag=session_tag, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.over(keys, session_tag=session_tag, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: OverResult(failure=e),
         )
 
     def explain(self, keys: Keys, *, deadline_ms: int | None = None) -> ExplainResult:
         """Shows what the shard makes of this namespace and the keys."""
-        return self._owner.run(
-            lambda: self._inner.explain(keys, deadline_ms=deadline_ms),
+        return self._run(
+            lambda ns: ns.explain(keys, deadline_ms=deadline_ms),
             deadline_ms,
             lambda e: ExplainResult(failure=e),
         )

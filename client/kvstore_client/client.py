@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
-from kvstore_client.core import ClientCore
+from kvstore_client.core import LoopCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed
 from kvstore_client.namespace import AsyncNamespace
 from kvstore_client.options import ClientOptions
+from kvstore_client.regions import Region
 from kvstore_client.stats import ClientStats, Counters
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.namespace import NamespaceSpec
@@ -27,7 +29,7 @@ class AsyncClient:
             raise InvalidArgument(f"must be ClientOptions, not {type(options).__name__}", field="options")
         self.options = options
         self.counters = Counters()
-        self._core: ClientCore | None = None
+        self._core: LoopCore | None = None
         self._closed = False
 
     async def open(self) -> AsyncClient:
@@ -35,7 +37,7 @@ class AsyncClient:
         if self._closed:
             raise ClientClosed("the client was closed", field="client")
         if self._core is None:
-            self._core = ClientCore(self.options, self.counters)
+            self._core = LoopCore(self.options, self.counters)
         return self
 
     def namespace(self, spec: NamespaceSpec) -> AsyncNamespace:
@@ -48,8 +50,29 @@ class AsyncClient:
 
     @property
     def transport(self) -> str:
-        """Name of the way bytes move; empty before the client is open."""
-        return "" if self._core is None else self._core.transport.name
+        """Name of the transport that the last call used; empty before the first."""
+        return "" if self._core is None else self._core.paths.used
+
+    @property
+    def core(self) -> LoopCore:
+        """What runs the verbs. Raises ClientClosed before the client is open."""
+        if self._core is None:
+            raise ClientClosed("the client is not open", field="client")
+        return self._core
+
+    def register(self, fd: int, *, offset: int = 0, length: int | None = None, buffer: Any | None = None) -> Region:
+        """Registers shared memory of the caller's own (a memfd or a file of /dev/shm) with the shards of this host.
+
+        Buffers in it are then read and written by the shard itself, with no byte through a socket. `buffer` is the
+        caller's own mapping of exactly these bytes; without it the client maps them (`Region.memory`). Elsewhere than
+        on the shard's host a region changes nothing.
+        Raises: InvalidArgument (fd, length, buffer).
+        """
+        return self.core.memory.regions.add(fd, offset=offset, length=length, buffer=buffer)
+
+    def unregister(self, region: Region) -> None:
+        """Ends a region. No call may use it any more."""
+        self.core.memory.regions.remove(region)
 
     @property
     def draining(self) -> bool:

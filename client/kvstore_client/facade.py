@@ -1,7 +1,8 @@
 """The blocking client for threads: calls with deadlines, and tickets that nobody waits for.
 
 Rules:
-- All of it may be called from any thread. One background thread with one event loop owns the channel.
+- All of it may be called from any thread. One background thread with one event loop owns session and gRPC channel, and
+  runs tickets; blocking calls go over the fast channel straight from the calling thread where a shard offers it.
 - Nothing is inherited by a forked child: every call there raises ForkedClient, and nothing is waited for or closed.
 - `close` is bounded and may be called any number of times; the interpreter's exit calls it too.
 """
@@ -19,10 +20,14 @@ from typing import Any, TypeVar
 from kvstore_client.blocking import Namespace
 from kvstore_client.client import CLOSE_MS, AsyncClient
 from kvstore_client.deadline import Deadline
-from kvstore_client.errors import ClientClosed, ForkedClient
+from kvstore_client.direct import DirectCore, NeedsLoop, run_now
+from kvstore_client.errors import ClientClosed, ForkedClient, PathDown
+from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.loop_thread import LoopThread
+from kvstore_client.namespace import AsyncNamespace
 from kvstore_client.options import ClientOptions
-from kvstore_client.stats import ClientStats
+from kvstore_client.regions import Region
+from kvstore_client.stats import ClientStats, ThreadCounters
 from kvstore_client.tickets import Completion, Job, Result, Ticket, Tickets
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
@@ -46,18 +51,22 @@ class Client:
         except KvStoreError:
             self._thread.stop(1.0)
             raise
+        self._counters = ThreadCounters(self._inner.counters)
+        self.direct = DirectCore(self._inner.core, self._thread, self._counters)
         self._tickets = Tickets(thread=self._thread, queue_bytes=options.queue_bytes, stats=self._inner.counters)
         self._closed = False
-        self._at_exit = weakref.finalize(self, _shut, self._pid, self._inner, self._thread, self._tickets, EXIT_MS)
+        owned = (self._pid, self._inner, self.direct, self._thread, self._tickets)
+        self._at_exit = weakref.finalize(self, _shut, *owned, EXIT_MS)
 
     def namespace(self, spec: NamespaceSpec) -> Namespace:
         """Returns the verbs of a namespace; it attaches when first used."""
         self.check()
-        return Namespace(self, self._inner.namespace(spec))
+        inner = self._inner.namespace(spec)
+        return Namespace(self, inner, AsyncNamespace(self.direct, spec))
 
     @property
     def transport(self) -> str:
-        """Name of the way bytes move."""
+        """Name of the transport that the last call used; empty before the first."""
         return self._inner.transport
 
     @property
@@ -72,7 +81,7 @@ class Client:
 
     def stats(self) -> ClientStats:
         """Returns a snapshot of the counters."""
-        return self._inner.stats()
+        return self._counters.snapshot()
 
     def fileno(self) -> int:
         """Returns a descriptor that is readable while completions wait to be polled. Do not read or close it."""
@@ -101,7 +110,7 @@ class Client:
             return
         self._closed = True
         self._at_exit.detach()
-        _shut(self._pid, self._inner, self._thread, self._tickets, deadline_ms)
+        _shut(self._pid, self._inner, self.direct, self._thread, self._tickets, deadline_ms)
 
     def check_pid(self) -> None:
         """Raises ForkedClient in a forked child."""
@@ -112,18 +121,18 @@ class Client:
             )
 
     def check(self) -> None:
-        """Raises ForkedClient or ClientClosed."""
+        """Raises ForkedClient, ClientClosed, or InvalidArgument in the client's own thread."""
         self.check_pid()
         if self._closed:
             raise ClientClosed("the client was closed", field="client")
+        if self._thread.is_current:
+            raise InvalidArgument("a blocking call would wait for its own thread", field="client")
 
     def run(
         self, start: Callable[[], Coroutine[Any, Any, R]], deadline_ms: int | None, failed: Callable[[KvStoreError], R]
     ) -> R:
         """Makes a call in the background loop and waits for its answer."""
         self.check()
-        if self._thread.is_current:
-            raise InvalidArgument("a blocking call would wait for its own thread", field="client")
         wait_ms = self.options.default_deadline_ms if deadline_ms is None else deadline_ms
         future = self._thread.start(start())
         try:
@@ -132,6 +141,33 @@ class Client:
             return failed(DeadlineExceeded("the client's own loop stands still"))
         finally:
             future.cancel()  # Where the caller was interrupted; a no-op on a finished call.
+
+    def run_lease(
+        self,
+        lease: ReadLease | WriteLease,
+        start: Callable[[], Coroutine[Any, Any, R]],
+        *,
+        deadline_ms: int | None,
+        failed: Callable[[KvStoreError], R],
+    ) -> R:
+        """Makes a call on a lease where that was made."""
+        self.check()
+        if lease.core is not self.direct:
+            return self.run(start, deadline_ms, failed)
+        try:
+            return run_now(start())
+        except NeedsLoop:  # Its way to the shard is down just now: the lease ends by its deadline.
+            return failed(PathDown("the fast channel does not work"))
+
+    def register(self, fd: int, *, offset: int = 0, length: int | None = None, buffer: Any | None = None) -> Region:
+        """Registers shared memory of the caller's own (see AsyncClient.register)."""
+        self.check()
+        return self._inner.register(fd, offset=offset, length=length, buffer=buffer)
+
+    def unregister(self, region: Region) -> None:
+        """Ends a region. No call may use it any more."""
+        self.check_pid()
+        self._inner.unregister(region)
 
     def submit(self, job: Job[Any]) -> Ticket:
         """Queues a ticket's job."""
@@ -150,11 +186,14 @@ class Client:
         self.close()
 
 
-def _shut(pid: int, inner: AsyncClient, thread: LoopThread, tickets: Tickets, deadline_ms: int) -> None:
+def _shut(
+    pid: int, inner: AsyncClient, direct: DirectCore, thread: LoopThread, tickets: Tickets, deadline_ms: int
+) -> None:
     """Ends everything a client owns. Holds no reference to the client, so that it can run when the client is gone."""
     if os.getpid() != pid:
         return
     deadline = Deadline.after(deadline_ms)
+    direct.close()
     tickets.close(deadline.remaining_s() / 2)
     tickets.settle(deadline.remaining_s() / 2)
     left_ms = max(1, deadline.remaining_ms())

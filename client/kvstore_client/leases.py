@@ -27,6 +27,11 @@ class _Lease:
         self._core, self.asked, self._binding, self._life = core, asked, binding, life
 
     @property
+    def core(self) -> ClientCore:
+        """Where it was made, and where it is released."""
+        return self._core
+
+    @property
     def held(self) -> bool:
         """Whether something is leased and, as far as is known, still is."""
         return self._life is not None and not self._life.ended
@@ -90,7 +95,7 @@ class ReadLease(_Lease):
         request = store.ReleaseRequest(session=life.session, leases=[life.lease], corrupt=parts)
 
         async def ask() -> bool:
-            answer: store.ReleaseResponse = await self._core.connection.unary("Release", request, deadline)
+            answer: store.ReleaseResponse = await self._core.unary(self.binding, "Release", request, deadline)
             if len(answer.valid) != 1:
                 raise MalformedAnswer(f"Release answered {len(answer.valid)} items for 1")
             return bool(answer.valid[0])
@@ -143,7 +148,7 @@ class WriteLease(_Lease):
         request = store.CommitRequest(session=life.session, lease=life.lease, checksums=checksums, parts=parts)
 
         async def ask() -> PutResult:
-            answer: store.CommitResponse = await self._core.connection.unary("Commit", request, deadline)
+            answer: store.CommitResponse = await self._core.unary(self.binding, "Commit", request, deadline)
             if len(answer.states) != count:
                 raise MalformedAnswer(f"Commit answered {len(answer.states)} items for {count}")
             life.ended = PartState.UNFILLED not in answer.states and count == len(self.created)
@@ -160,7 +165,7 @@ class WriteLease(_Lease):
         request = store.AbortRequest(session=life.session, leases=[life.lease])
 
         async def ask() -> bool:
-            answer: store.AbortResponse = await self._core.connection.unary("Abort", request, deadline)
+            answer: store.AbortResponse = await self._core.unary(self.binding, "Abort", request, deadline)
             return len(answer.valid) == 1 and bool(answer.valid[0])
 
         return await self._core.run("abort", deadline, work=ask, failed=lambda _: False)

@@ -18,7 +18,7 @@ from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.leases import ReadLease, WriteLease
-from kvstore_client.question import Hint, Keys, Question, question
+from kvstore_client.question import Hint, Keys, Question, Range, question, ranged_bytes
 from kvstore_client.reading import GetCall
 from kvstore_client.receivers import LeaseReceiver, check_states
 from kvstore_client.results import (
@@ -69,7 +69,7 @@ class AsyncNamespace:
             "match",
             deadline,
             work=lambda: self._match(asked, states, deadline),
-            failed=lambda e: MatchResult(bytes(states), leading(states, STORED), e),
+            failed=lambda e: self._matched(asked, states, e),
         )
 
     async def get(
@@ -81,6 +81,7 @@ class AsyncNamespace:
         coverage: Coverage = Coverage.PREFIX,
         wait_ms: int = 0,
         hint: Hint | None = None,
+        ranges: Sequence[Range] = (),
         deadline_ms: int | None = None,
     ) -> GetResult:
         """Reads blocks and checks what landed; cut to the shard's limits.
@@ -88,12 +89,14 @@ class AsyncNamespace:
         Shapes: `into` has one entry for each part, in key then part order: a writable buffer or a list of them. No two
         may share memory: each part is checked as it lands, and what lands later overwrites it.
         KV: each entry holds exactly part_bytes. OPAQUE: one that is too small makes its block a miss.
+        `ranges`: what is read of every part, one range after another; entries of `into` hold exactly that.
         Owns: the client writes to `into` until this returns. Only HOT blocks hold data; treat all else as undefined.
         `wait_ms`: how long blocks in flight may be waited for, at most three quarters of the time left.
         """
         asked = question(self.spec, keys, parts, coverage)
-        views = None if into is None else self.checked_into(into, asked)
-        call = GetCall(self._core, asked, into=views, wait_ms=_number("wait_ms", wait_ms), hint=hint)
+        views = None if into is None else self.checked_into(into, asked, ranges)
+        waits_ms = _number("wait_ms", wait_ms)
+        call = GetCall(self._core, asked, into=views, wait_ms=waits_ms, hint=hint, ranges=tuple(ranges))
         deadline = self._core.deadline(deadline_ms)
         return await self._core.run("get", deadline, work=lambda: call.run(deadline), failed=call.result)
 
@@ -255,10 +258,12 @@ class AsyncNamespace:
         states = bytes(asked.block_count * asked.parts_per_block)
         return WriteLease(self._core, asked, states=states, failure=failure)
 
-    def checked_into(self, into: Sequence[Entry], asked: Question) -> list[Slices]:
+    def checked_into(self, into: Sequence[Entry], asked: Question, ranges: Sequence[Range] = ()) -> list[Slices]:
         """Returns the views of a get's buffers. Raises InvalidArgument (into)."""
         views = writable(into, asked.block_count * asked.parts_per_block, "into")
-        if self.spec.kind is Kind.KV:
+        if ranges:
+            check_exact(views, ranged_bytes(ranges), "into")
+        elif self.spec.kind is Kind.KV:
             check_exact(views, self.spec.part_bytes, "into")
         return views
 
@@ -270,7 +275,6 @@ class AsyncNamespace:
         return views
 
     async def _match(self, asked: Question, states: bytearray, deadline: Deadline) -> MatchResult:
-        self._core.stats.matched_blocks_asked += asked.block_count
         at = 0
         while at < asked.block_count:
             got = await self._core.safe(self.spec, deadline, partial(self._match_from, asked, at, deadline))
@@ -280,7 +284,11 @@ class AsyncNamespace:
             if asked.coverage is Coverage.PREFIX and leading(got, STORED) < len(got):
                 states[at:] = bytes((BlockState.BEYOND,)) * (asked.block_count - at)
                 break
-        return MatchResult(bytes(states), leading(states, STORED))
+        return self._matched(asked, states, None)
+
+    def _matched(self, asked: Question, states: bytearray, failure: KvStoreError | None) -> MatchResult:
+        self._core.stats.matched_blocks_asked += asked.block_count
+        return MatchResult(bytes(states), leading(states, STORED), failure)
 
     async def _match_from(self, asked: Question, first: int, deadline: Deadline, binding: Binding) -> bytes:
         most = min(binding.limits.max_match_blocks, max(1, contract.MAX_MATCH_PARTS // asked.parts_per_block))
@@ -292,7 +300,7 @@ class AsyncNamespace:
             parts=piece.parts_message(),
             coverage=int(piece.coverage),  # type: ignore[arg-type]
         )
-        answer: store.MatchResponse = await self._core.connection.unary("Match", request, deadline)
+        answer: store.MatchResponse = await self._core.unary(binding, "Match", request, deadline)
         check_states(answer.states, piece.block_count, highest=BlockState.BEYOND)
         if answer.prefix_blocks != leading(answer.states, STORED):
             raise MalformedAnswer(f"Match counts {answer.prefix_blocks} leading blocks, its states say otherwise")
@@ -306,7 +314,7 @@ class AsyncNamespace:
         request = store.GetRequest(
             session=lease.binding.session, namespace=lease.binding.namespace, lease=lease.life.lease
         )
-        await self._core.transport.read(request, lease.grants, receiver, deadline)
+        await self._core.transport(lease.binding).read(request, lease.grants, receiver, deadline)
         values = [slices[0] for slices in receiver.targets] if made else None
         self._core.stats.corrupt_blocks += len({part // lease.asked.parts_per_block for part in receiver.corrupt})
         return ReadResult(values, int(lease.grants.lengths.sum()), receiver.corrupt)
@@ -326,7 +334,7 @@ class AsyncNamespace:
             request = store.RenewRequest(
                 session=lives[0].session, leases=[life.lease for life in lives], lease_ms=lease_ms
             )
-            answer: store.RenewResponse = await self._core.connection.unary("Renew", request, deadline)
+            answer: store.RenewResponse = await self._core.unary(leases[held[0]].binding, "Renew", request, deadline)
             if len(answer.valid) != len(held):
                 raise MalformedAnswer(f"Renew answered {len(answer.valid)} items for {len(held)}")
             for i, still in zip(held, answer.valid, strict=True):
@@ -343,7 +351,7 @@ class AsyncNamespace:
 
     async def _delete_keys(self, keys: Sequence[bytes], deadline: Deadline, binding: Binding) -> bytes:
         request = store.DeleteRequest(session=binding.session, namespace=binding.namespace, keys=keys)
-        answer: store.DeleteResponse = await self._core.connection.unary("Delete", request, deadline)
+        answer: store.DeleteResponse = await self._core.unary(binding, "Delete", request, deadline)
         check_states(answer.states, len(keys), highest=DeleteState.DEFERRED)
         return answer.states
 
@@ -355,7 +363,7 @@ class AsyncNamespace:
             chain=asked.chain_message() if asked.block_count else None,
             session_tag=session_tag,
         )
-        answer: store.OverResponse = await self._core.connection.unary("Over", request, deadline)
+        answer: store.OverResponse = await self._core.unary(binding, "Over", request, deadline)
         return OverResult(answer.blocks)
 
     async def _explain(self, binding: Binding, asked: Question, deadline: Deadline) -> ExplainResult:
@@ -363,7 +371,7 @@ class AsyncNamespace:
         request = store.ExplainRequest(
             session=binding.session, namespace=binding.namespace, chain=asked.chain_message()
         )
-        answer: store.ExplainResponse = await self._core.connection.unary("Explain", request, deadline)
+        answer: store.ExplainResponse = await self._core.unary(binding, "Explain", request, deadline)
         if [block.key for block in answer.blocks] != list(asked.chain.keys):
             raise MalformedAnswer(f"Explain answered {len(answer.blocks)} blocks for {asked.block_count}")
         return _explained(answer)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64
 
-from kvstore_client.buffers import Slices
+from kvstore_client.buffers import Slices, size_of
 
 
 class Outgoing:
@@ -16,16 +16,20 @@ class Outgoing:
     """
 
     def __init__(self, parts: Sequence[Slices], chunk_bytes: int) -> None:
-        self._parts = parts
+        self.parts = parts
         self._chunk_bytes = chunk_bytes
         self.checksums: list[int] = []
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(size_of, self.parts))
 
     def pieces(self, chunk_bytes: int | None = None) -> Iterator[tuple[list[memoryview], int]]:
         """Yields (views, their bytes together), each at most `chunk_bytes`; hashes each view just before."""
         chunk, self.checksums = chunk_bytes or self._chunk_bytes, []
         held: list[memoryview] = []
         filled = 0
-        for slices in self._parts:
+        for slices in self.parts:
             digest = xxh3_64()
             for view in slices:
                 for at, take in _cuts(len(view), chunk - filled, chunk):

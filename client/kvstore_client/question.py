@@ -67,6 +67,37 @@ OVER = Hint(next_use_s=0)
 
 
 @dataclass(frozen=True)
+class Range:
+    """A strided piece of every part: `count` runs of `length` bytes, `stride` bytes apart, from `offset`.
+
+    Units: bytes. Raises InvalidArgument on construction.
+    """
+
+    offset: int
+    length: int
+    stride: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in (("offset", self.offset), ("stride", self.stride)):
+            if not isinstance(value, int) or not 0 <= value < 1 << 63:
+                raise InvalidArgument(f"is {value!r}", field=f"ranges.{name}", limit="0-2^63")
+        for name, value, high in (("length", self.length, 1 << 63), ("count", self.count, 1 << 32)):
+            if not isinstance(value, int) or not 1 <= value < high:
+                raise InvalidArgument(f"is {value!r}", field=f"ranges.{name}", limit="at least 1")
+        if self.count > 1 and self.stride < self.length:
+            raise InvalidArgument(f"is {self.stride}", field="ranges.stride", limit=f"at least {self.length}")
+
+    def to_message(self) -> types.Range:
+        return types.Range(offset=self.offset, length=self.length, stride=self.stride, count=self.count)
+
+
+def ranged_bytes(ranges: Sequence[Range]) -> int:
+    """Returns what the ranges take of one part."""
+    return sum(r.length * r.count for r in ranges)
+
+
+@dataclass(frozen=True)
 class Question:
     """Checked keys and parts of one call in one namespace."""
 

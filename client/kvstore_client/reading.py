@@ -12,12 +12,13 @@ from kvstore_client.buffers import Slices, size_of
 from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.leases import HOT
-from kvstore_client.question import Hint, Question
+from kvstore_client.options import Verify
+from kvstore_client.question import Hint, Question, Range, ranged_bytes
 from kvstore_client.receivers import ChainReceiver, Landed
 from kvstore_client.results import GetResult, leading
-from kvstore_client.session import HINTS, Binding
+from kvstore_client.session import HINTS, RANGES, Binding
 from kvstore_wire import limits as contract
-from kvstore_wire.errors import KvStoreError
+from kvstore_wire.errors import KvStoreError, Unsupported
 from kvstore_wire.namespace import Kind
 from kvstore_wire.states import BlockState, Coverage
 from kvstore_wire.v1 import block_store_pb2 as store
@@ -28,10 +29,17 @@ class GetCall:
     """One get of the caller, over as many Gets as it takes. Keeps what came, whatever happens later."""
 
     def __init__(
-        self, core: ClientCore, asked: Question, *, into: list[Slices] | None, wait_ms: int, hint: Hint | None
+        self,
+        core: ClientCore,
+        asked: Question,
+        *,
+        into: list[Slices] | None,
+        wait_ms: int,
+        hint: Hint | None,
+        ranges: tuple[Range, ...] = (),
     ) -> None:
         self._core, self._asked, self._into = core, asked, into
-        self._wait_ms, self._hint = wait_ms, hint
+        self._wait_ms, self._hint, self._ranges = wait_ms, hint, ranges
         count, parts = asked.block_count, asked.parts_per_block
         self._states = bytearray(count)
         self._lengths = np.zeros((count, parts), np.int64)
@@ -40,7 +48,6 @@ class GetCall:
 
     async def run(self, deadline: Deadline) -> GetResult:
         asked, core = self._asked, self._core
-        core.stats.fetched_blocks_asked += asked.block_count
         limits = (await core.safe(asked.spec, deadline, _limits)) if asked.block_count else types.Limits()
         check_most("wait_ms", self._wait_ms, limits.max_wait_ms)
         check_most("parts", asked.parts_per_block, limits.max_parts_per_block or asked.parts_per_block)
@@ -64,6 +71,7 @@ class GetCall:
     def result(self, failure: KvStoreError | None) -> GetResult:
         """Returns what came so far; everything else is a miss."""
         states = bytes(self._states)
+        self._core.stats.fetched_blocks_asked += self._asked.block_count
         return GetResult(
             states=states,
             prefix_blocks=leading(states, HOT),
@@ -88,7 +96,15 @@ class GetCall:
     def _attempt(self, piece: Question, first: int, deadline: Deadline) -> _Attempt:
         parts = piece.parts_per_block
         into = None if self._into is None else self._into[first * parts : (first + piece.block_count) * parts]
-        return _Attempt(self._core, piece, into=into, wait_ms=self._wait_ms, hint=self._hint, deadline=deadline)
+        return _Attempt(
+            self._core,
+            piece,
+            into=into,
+            wait_ms=self._wait_ms,
+            hint=self._hint,
+            ranges=self._ranges,
+            deadline=deadline,
+        )
 
     def _add(self, first: int, landed: Landed) -> None:
         parts, count = self._asked.parts_per_block, len(landed.states)
@@ -102,6 +118,8 @@ class GetCall:
         stats = self._core.stats
         stats.fetched_blocks += landed.states.count(BlockState.HOT)
         stats.fetched_bytes += sum(landed.lengths)
+        if self._core.options.verify is Verify.OFF:
+            stats.unverified_parts += landed.states.count(BlockState.HOT) * self._asked.parts_per_block
         stats.corrupt_blocks += len(landed.corrupt_blocks)
         stats.size_mismatches += len(landed.mismatched_blocks)
 
@@ -117,10 +135,12 @@ class _Attempt:
         into: Sequence[Slices] | None,
         wait_ms: int,
         hint: Hint | None,
+        ranges: tuple[Range, ...],
         deadline: Deadline,
     ) -> None:
         self._core, self._piece, self._into = core, piece, into
         self._wait_ms, self._hint, self._deadline = wait_ms, hint, deadline
+        self._ranges = ranges
 
     async def __call__(self, binding: Binding) -> Landed:
         piece = self._piece
@@ -132,9 +152,13 @@ class _Attempt:
             coverage=int(piece.coverage),  # type: ignore[arg-type]
             wait_ms=bounded_wait_ms(self._wait_ms, self._deadline),
             hint=hint_message(binding, self._hint),
+            ranges=[r.to_message() for r in self._ranges],
         )
-        receiver = ChainReceiver(piece, self._into, self._core.options.verify)
-        await self._core.transport.get(request, receiver, self._deadline)
+        if self._ranges and RANGES not in binding.features:
+            raise Unsupported("this shard does not read ranges", field="ranges")
+        ranged = ranged_bytes(self._ranges) if self._ranges else None
+        receiver = ChainReceiver(piece, self._into, self._core.options.verify, ranged)
+        await self._core.transport(binding).get(request, receiver, self._deadline)
         return receiver.result()
 
 
@@ -158,7 +182,7 @@ async def report_corrupt(core: ClientCore, piece: Question, parts: Sequence[int]
     place = {block: i for i, block in enumerate(blocks)}
     asked = Question(piece.spec, type(piece.chain)([piece.chain.keys[b] for b in blocks]), piece.parts, Coverage.EACH)
     deadline = core.deadline(None)
-    binding = await core.keeper.bind(piece.spec, deadline)
+    binding = await core.bind(piece.spec, deadline)
     request = store.AcquireRequest(
         session=binding.session,
         namespace=binding.namespace,
@@ -168,7 +192,7 @@ async def report_corrupt(core: ClientCore, piece: Question, parts: Sequence[int]
     )
     lease: types.Lease | None = None
     states = b""
-    async for answer in core.connection.answers("Acquire", request, deadline):
+    async for answer in core.answers(binding, "Acquire", request, deadline):
         lease = answer.lease if answer.HasField("lease") else lease
         states += answer.states
     if lease is None:
@@ -181,7 +205,7 @@ async def report_corrupt(core: ClientCore, piece: Question, parts: Sequence[int]
     release = store.ReleaseRequest(
         session=binding.session, leases=[lease], corrupt=corrupt[: contract.MAX_CORRUPT_PER_CALL]
     )
-    await core.connection.unary("Release", release, deadline)
+    await core.unary(binding, "Release", release, deadline)
 
 
 async def _limits(binding: Binding) -> types.Limits:

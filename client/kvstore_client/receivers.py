@@ -103,8 +103,8 @@ class ChainReceiver(_Receiver):
 
     @property
     def all_targets(self) -> Sequence[Slices] | None:
-        """The caller's slices for each part asked for, if there are any."""
-        return self._into
+        """The caller's slices for each part asked for, where their sizes are known to be right."""
+        return self._into if self._asked.spec.kind is Kind.KV else None
 
     @property
     def most_bytes(self) -> int:

@@ -10,7 +10,8 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,7 @@ from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 
-HINTS = "hints"
+HINTS, RANGES = "hints", "ranges"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Binding:
     namespace: int
     limits: types.Limits
     features: frozenset[str]
+    offers: Mapping[str, str]  # Address by transport.
 
 
 class LeaseLife:
@@ -59,8 +61,12 @@ class _Open:
     generation: int
     limits: types.Limits
     features: frozenset[str]
+    offers: Mapping[str, str]
     handles: dict[tuple[str, bytes], int] = field(default_factory=dict)
     pulse: asyncio.Task[None] | None = None
+
+    def binding(self, handle: int) -> Binding:
+        return Binding(self.session, self.generation, handle, self.limits, self.features, self.offers)
 
 
 class SessionKeeper:
@@ -74,6 +80,7 @@ class SessionKeeper:
         self._attaching: dict[tuple[str, bytes], asyncio.Task[Binding]] = {}
         self._one_at_a_time = asyncio.Lock()
         self._leases: WeakValueDictionary[int, LeaseLife] = WeakValueDictionary()
+        self._leases_lock = threading.Lock()  # Threads that block add leases too.
         self._closed = False
         self.draining = False
 
@@ -84,7 +91,7 @@ class SessionKeeper:
 
     async def bind(self, spec: NamespaceSpec, deadline: Deadline) -> Binding:
         """Returns the namespace's binding, attaching if needed. Raises KvStoreError."""
-        ready = self._ready(spec)
+        ready = self.ready(spec)
         if ready is not None:
             return ready
         if self._closed:
@@ -109,7 +116,7 @@ class SessionKeeper:
         self._current = None
         if current.pulse is not None and current.pulse is not asyncio.current_task():
             current.pulse.cancel()
-        for life in list(self._leases.values()):
+        for life in self._lives():
             life.ended = life.ended or life.session == session
         self._stats.sessions_lost += 1
         self._log.warning("lost", f"session lost ({why}); the next call attaches anew")
@@ -120,10 +127,11 @@ class SessionKeeper:
             self._current.handles.pop(_name(spec), None)
 
     def watch(self, life: LeaseLife) -> None:
-        """Marks `life` ended when word of its end comes."""
+        """Marks `life` ended when word of its end comes. May be called from any thread."""
+        with self._leases_lock:
+            self._leases[life.lease.id] = life
         current = self._current
-        life.ended = current is None or current.session != life.session
-        self._leases[life.lease.id] = life
+        life.ended = life.ended or current is None or current.session != life.session
 
     async def close(self) -> None:
         """Ends the session by ending its stream. Idempotent."""
@@ -136,17 +144,18 @@ class SessionKeeper:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=1.0)
-        for life in list(self._leases.values()):
+        for life in self._lives():
             life.ended = True
 
-    def _ready(self, spec: NamespaceSpec) -> Binding | None:
+    def ready(self, spec: NamespaceSpec) -> Binding | None:
+        """Returns the namespace's binding if it is attached. May be called from any thread."""
         current = self._current
         if current is None:
             return None
         handle = current.handles.get(_name(spec))
         if handle is None:
             return None
-        return Binding(current.session, current.generation, handle, current.limits, current.features)
+        return current.binding(handle)
 
     def _attach_deadline(self, deadline: Deadline) -> Deadline:
         # Calls that join later must not fail by the first one's short deadline.
@@ -189,10 +198,11 @@ class SessionKeeper:
             raise UnknownSession("the session ended while a namespace was added to it")
         current = joined if joined is not None else self._opened(answer)
         current.handles[_name(spec)] = answer.namespace
-        return Binding(current.session, current.generation, answer.namespace, current.limits, current.features)
+        return current.binding(answer.namespace)
 
     def _opened(self, answer: store.AttachResponse) -> _Open:
-        current = _Open(answer.session, answer.generation, answer.limits, frozenset(answer.features))
+        offers = {t.name: t.address for t in answer.transports}
+        current = _Open(answer.session, answer.generation, answer.limits, frozenset(answer.features), offers)
         self._stats.attaches += 1
         self._stats.reattaches += self._generation is not None
         restarted = self._generation is not None and self._generation != answer.generation
@@ -226,9 +236,14 @@ class SessionKeeper:
     def _end_leases(self, ids: Iterable[int]) -> None:
         for lease_id in ids:
             self._stats.leases_ended += 1
-            life = self._leases.get(lease_id)
+            with self._leases_lock:
+                life = self._leases.get(lease_id)
             if life is not None:
                 life.ended = True
+
+    def _lives(self) -> list[LeaseLife]:
+        with self._leases_lock:
+            return list(self._leases.values())
 
 
 def _name(spec: NamespaceSpec) -> tuple[str, bytes]:

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from kvstore_client.batches import check_most, sized_runs
 from kvstore_client.buffers import Slices, size_of
-from kvstore_client.core import ClientCore
+from kvstore_client.core import MAX_PATH_CHANGES, ClientCore
 from kvstore_client.deadline import Deadline
-from kvstore_client.errors import MalformedAnswer
+from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.leases import WriteLease, written
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.question import Hint, Question
@@ -53,8 +53,8 @@ class ReserveCall:
         check_most("keys", self._asked.block_count, limits.max_blocks)
         check_most("parts", self._asked.parts_per_block, limits.max_parts_per_block or self._asked.parts_per_block)
         check_most("lease_ms", self._lease_ms, limits.max_lease_ms)
-        answer: store.ReserveResponse = await self._core.connection.unary(
-            "Reserve", self._request(binding), self._deadline
+        answer: store.ReserveResponse = await self._core.unary(
+            binding, "Reserve", self._request(binding), self._deadline
         )
         try:
             return self._lease(binding, answer)
@@ -177,7 +177,7 @@ async def put_chain(
             lengths=_lengths(asked, sizes),
             hint=hint_message(binding, hint),
         )
-        return await core.transport.put(header, Outgoing(values, chunk_bytes(binding.limits)), deadline)
+        return await core.transport(binding).put(header, Outgoing(values, chunk_bytes(binding.limits)), deadline)
 
     answer = await _retried_if_refused(core, asked, attempt, deadline)
     check_states(answer.states, len(values), highest=PartState.LOST)
@@ -190,7 +190,7 @@ async def write_leased(core: ClientCore, lease: WriteLease, values: list[Slices]
     header = store.PutHeader(session=binding.session, namespace=binding.namespace, lease=life.lease)
     outgoing = Outgoing(values, chunk_bytes(binding.limits))
     try:
-        answer = await core.transport.write(header, lease.offsets, outgoing, deadline)
+        answer = await core.transport(binding).write(header, lease.offsets, outgoing, deadline)
         check_states(answer.states, len(values), highest=PartState.LOST)
     except BaseException as error:
         life.ended = True
@@ -211,20 +211,28 @@ def chunk_bytes(limits: types.Limits) -> int:
 async def aborted(core: ClientCore, binding: Binding, lease: types.Lease) -> None:
     """Ends a write lease."""
     request = store.AbortRequest(session=binding.session, leases=[lease])
-    await core.connection.unary("Abort", request, core.deadline(None))
+    await core.unary(binding, "Abort", request, core.deadline(None))
 
 
 async def _retried_if_refused(
     core: ClientCore, asked: Question, attempt: Attempt, deadline: Deadline
 ) -> store.PutResponse:
-    # A put is repeated only where the shard refused its header: then not a byte was taken.
+    # A put is repeated only where the shard refused its header, or one way to it does not work. In the second case it
+    # may have been stored already: then the answer is that it is present.
     binding = await core.safe(asked.spec, deadline, _binding)
-    try:
-        return await attempt(binding)
-    except (UnknownSession, UnknownNamespace) as error:
-        core.unbound(asked.spec, binding, error)
-        core.stats.retries += 1
-    return await attempt(await core.keeper.bind(asked.spec, deadline))
+    for _ in range(MAX_PATH_CHANGES):
+        try:
+            return await attempt(binding)
+        except PathDown as error:
+            if deadline.passed:
+                raise
+            core.stats.path_changes += 1
+            last: KvStoreError = error
+        except (UnknownSession, UnknownNamespace) as error:
+            core.unbound(asked.spec, binding, error)
+            core.stats.retries += 1
+            return await attempt(await core.bind(asked.spec, deadline))
+    raise last
 
 
 def _lengths(asked: Question, sizes: Sequence[int]) -> Sequence[int]:

@@ -186,6 +186,7 @@ class Transfers:
         lease, offsets = filling.plan.lease, list(filling.plan.offsets)
         if lease is not None:
             for i, place in enumerate(filling.plan.created):
+                lease.landed[i] = 0  # Until all is there: it may have landed before, by another Put.
                 if not lease.open[i]:
                     offsets[place] = -1
         jobs = regions.plan(header.source, region, filling.plan.lengths, offsets, field="source")

@@ -229,7 +229,8 @@ class FramedDoor:
         async def send_all() -> None:
             async for message in messages:
                 self._write(head(VERB_OF_METHOD[name], request, message.SerializeToString()))
-            self._write(head(VERB_OF_METHOD[name], request, flags=END))
+            if first is not None:
+                self._write(head(VERB_OF_METHOD[name], request, flags=END))
 
         sending = asyncio.ensure_future(send_all())
         try:

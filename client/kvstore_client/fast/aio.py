@@ -8,7 +8,7 @@ import ssl
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import PathDown
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, Pieces, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable
 
 _QUANTUM_BYTES = 2 << 20  # Moved in one turn of the loop at most, so that the loop's other work goes on.
@@ -29,7 +29,7 @@ class AsyncLane:
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: Pieces | None = None
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame.
 

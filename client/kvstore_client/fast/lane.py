@@ -13,7 +13,7 @@ from contextlib import suppress
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, Pieces, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 
 _TIMEVAL = struct.Struct("ll")
@@ -45,7 +45,7 @@ class BlockingLane:
         return not readable
 
     def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: Pieces | None = None
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
         remaining_ms = deadline.remaining_ms()

@@ -7,7 +7,7 @@ exchanges may be under way; answers are matched by request number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -25,7 +25,18 @@ DEFAULT_FRAME_BYTES = 4 << 20  # Until HELLO is answered; the most that any shar
 _SCRATCH_BYTES = 4096  # Small, so that little payload passes through it.
 
 # Each: the views of one frame's payload, their bytes, a message, and whether it is the last frame.
-Pieces: TypeAlias = "Iterator[tuple[list[memoryview], int, bytes, bool]]"
+Piece: TypeAlias = "tuple[list[memoryview], int, bytes, bool]"
+
+
+class Pieces(Protocol):
+    """What a Put sends after its header, frame by frame. `is_slow`: what came before is sent before it is asked."""
+
+    is_slow: bool
+
+    def __next__(self) -> Piece: ...
+
+
+MakePieces: TypeAlias = "Callable[[int], Pieces]"  # Of the largest payload of one frame.
 
 
 class Taker(Sink, Protocol):
@@ -139,13 +150,14 @@ class Wire:
         taker: Taker,
         ended: Callable[[], None],
         timeout_ms: int = 0,
-        source: Pieces | None = None,
+        source: MakePieces | None = None,
     ) -> Exchange:
-        """Begins an exchange; `source` is what a Put sends after `message`."""
+        """Begins an exchange; `source` makes what a Put sends after `message`."""
         if self.failure is not None:
             raise self.failure
+        pieces = None if source is None else source(self.frame_bytes)
         self._last_request = request = self._last_request % 0xFFFFFFFF + 1
-        exchange = Exchange(verb, request, taker, source, ended)
+        exchange = Exchange(verb, request, taker, pieces, ended)
         self._exchanges[request] = exchange
         flags = END if source is None else 0
         self._whole.append(head(verb, request, message, flags=flags, timeout_ms=timeout_ms))
@@ -201,8 +213,11 @@ class Wire:
 
     def _add_payload(self) -> None:
         while self._sources and self.credit > 0:
-            exchange = self._sources.popleft()
+            exchange = self._sources[0]
             assert exchange.source is not None
+            if exchange.source.is_slow and self._buffers:
+                return
+            self._sources.popleft()
             views, size, message, last = next(exchange.source)
             flags = END if last else 0
             self._buffers.append(

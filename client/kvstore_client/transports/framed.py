@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
-from kvstore_client.fast.wire import Messages, OneMessage, Pieces, Taker
+from kvstore_client.fast.wire import MakePieces, Messages, OneMessage, Piece, Taker
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.transports.base import Receiver
@@ -23,13 +23,11 @@ class Lanes(Protocol):
     """Connections of one kind to one shard."""
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: Pieces | None = None
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
 
-    @property
-    def frame_bytes(self) -> int:
-        """Largest payload of one frame."""
+    def close(self) -> None: ...
 
 
 class FramedTransport:
@@ -63,8 +61,8 @@ class FramedTransport:
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         taker = OneMessage()
         raw = store.PutRequest(header=header).SerializeToString()
-        source = _PutSource(outgoing, self._lanes.frame_bytes)
-        await self._lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source)
+        source = _PutSource(outgoing)
+        await self._lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
         answer: store.PutResponse = _parsed(store.PutResponse, taker.raw)
         if not source.complete and PartState.COMMITTED in answer.states:
             raise MalformedAnswer("the shard claims to have stored what it was not sent")
@@ -111,15 +109,18 @@ class _GetTaker:
 class _PutSource:
     """The frames of a Put after its header. `complete` once the trailer was taken."""
 
-    def __init__(self, outgoing: Outgoing, frame_bytes: int) -> None:
-        self._pieces = outgoing.pieces(frame_bytes)
+    is_slow = False
+
+    def __init__(self, outgoing: Outgoing) -> None:
         self._outgoing = outgoing
+        self._pieces: Iterator[tuple[list[memoryview], int]] = iter(())
         self.complete = False
 
-    def __iter__(self) -> Iterator[tuple[list[memoryview], int, bytes, bool]]:
+    def begin(self, frame_bytes: int) -> _PutSource:
+        self._pieces, self.complete = self._outgoing.pieces(frame_bytes), False
         return self
 
-    def __next__(self) -> tuple[list[memoryview], int, bytes, bool]:
+    def __next__(self) -> Piece:
         piece = next(self._pieces, None)
         if piece is not None:
             return piece[0], piece[1], b"", False

@@ -15,6 +15,7 @@ from kvstore_wire.frames import Verb
 from kvstore_wire.v1 import channel_pb2 as channel
 
 MIN_CREDIT_BYTES = 64 << 10
+_MOST_DESCRIPTORS = 2  # One read can bring the end of a frame and the next frame, each with its own.
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class ChannelVerbs:
     def __init__(self, shell: Shell, peer: Peer, *, frame_bytes: int, credit_bytes: int) -> None:
         self._shell, self._peer = shell, peer
         self._frame_bytes, self._credit_bytes = frame_bytes, credit_bytes
-        self._received = self._granted = 0  # Payload that came, and that the peer was told it may send in all.
-        self._granted = credit_bytes
+        self._received, self._granted = 0, credit_bytes  # Payload that came, and that may come in all.
         self._descriptors: deque[int] = deque()
         self.greeted = False
         self.peer_credit = 0
@@ -49,26 +49,35 @@ class ChannelVerbs:
         if verb == Verb.MAP_ARENA:
             return self._map_arena(_parsed(channel.MapArenaRequest(), raw))
         if verb == Verb.REGISTER_REGION:
-            return self._register(_parsed(channel.RegisterRegionRequest(), raw)), None
-        if verb == Verb.UNREGISTER_REGION:
-            request = _parsed(channel.UnregisterRegionRequest(), raw)
-            session = self._shell.session(request.session)
-            known = self._shell.regions.unregister(session.id, request.region)
-            return channel.UnregisterRegionResponse(known=known), None
+            return self._register(raw), None
         raise Unsupported(f"this shard knows no verb {verb}", field="frame.verb")
+
+    async def unregister(self, raw: bytes) -> Message:
+        """Gives a region back once no copy uses it any more. Raises KvStoreError."""
+        request = _parsed(channel.UnregisterRegionRequest(), raw)
+        session = self._shell.session(request.session)
+        return channel.UnregisterRegionResponse(known=await self._shell.regions.retire(session.id, request.region))
 
     def descriptor_came(self, descriptor: int) -> None:
         """Takes over a descriptor. Raises InvalidArgument where more come than frames ask for."""
         self._descriptors.append(descriptor)
-        if len(self._descriptors) > 1:
-            raise InvalidArgument("more descriptors came than frames that take one", field="fd", limit="1 a frame")
+        if len(self._descriptors) > _MOST_DESCRIPTORS:
+            raise stray_descriptor()
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether a descriptor came that no frame has taken yet."""
+        return bool(self._descriptors)
 
     def consumed(self, payload_bytes: int) -> int:
-        """Counts payload that came; returns what to grant now, 0 for nothing. Raises InvalidArgument beyond credit."""
-        self._received += payload_bytes
-        if self._received > self._granted:
+        """Counts a frame's payload; returns what to grant now, 0 for nothing.
+
+        Raises InvalidArgument for a frame that began with no credit left. It may be longer than what is left.
+        """
+        if self._received >= self._granted and payload_bytes:
             limit = f"{self._credit_bytes} bytes not granted anew"
             raise InvalidArgument("payload beyond the credit", field="frame.payload_bytes", limit=limit)
+        self._received += payload_bytes
         used = self._received + self._credit_bytes - self._granted
         if used * 2 < self._credit_bytes:
             return 0
@@ -105,14 +114,23 @@ class ChannelVerbs:
         size = self._shell.memory.capacity_bytes
         return channel.MapArenaResponse(generation=self._shell.generation, size_bytes=size), descriptor
 
-    def _register(self, request: channel.RegisterRegionRequest) -> channel.RegisterRegionResponse:
-        session = self._shell.session(request.session)
+    def _register(self, raw: bytes) -> channel.RegisterRegionResponse:
         if not self._descriptors:
             raise InvalidArgument("no descriptor came with the frame", field="fd", limit="1")
-        region = self._shell.regions.register(
-            session.id, self._descriptors.popleft(), offset=request.offset, length=request.length
-        )
-        return channel.RegisterRegionResponse(region=region)
+        descriptor = self._descriptors.popleft()
+        try:
+            request = _parsed(channel.RegisterRegionRequest(), raw)
+            session = self._shell.session(request.session)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        regions = self._shell.regions
+        number = regions.register(session.id, descriptor, offset=request.offset, length=request.length)
+        return channel.RegisterRegionResponse(region=number)
+
+
+def stray_descriptor() -> InvalidArgument:
+    return InvalidArgument("a descriptor came with a frame that takes none", field="fd", limit="1 with REGISTER_REGION")
 
 
 def _parsed(message: Message, raw: bytes) -> Any:

@@ -1,8 +1,8 @@
 """One socket of the fast channel: bytes in, bytes out, as the socket is ready for them.
 
 Sockets are read and written here, without a transport of the event loop in between: payload goes straight between the
-kernel and the arena, and descriptors can pass. Each turn of the loop moves at most a quantum a socket, so that many
-connections share the loop fairly.
+kernel and the arena, and descriptors can pass. Each turn of the loop moves at most a quantum a socket, and takes few
+requests of it, so that many connections share the loop fairly.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from kvstore.service.framed.channel import ChannelVerbs, Peer
+from kvstore.service.framed.channel import ChannelVerbs, Peer, stray_descriptor
 from kvstore.service.framed.outbox import Outbox
 from kvstore.service.framed.requests import Requests
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
-from kvstore_wire.errors import InvalidArgument, KvStoreError
+from kvstore_wire.errors import KvStoreError, LeaseExpired
 from kvstore_wire.frames import END, FrameReader, Verb, head
 from kvstore_wire.v1 import channel_pb2 as channel
 
 _LOG = logging.getLogger("kvstore.framed")
 QUANTUM_BYTES = 1 << 20
+_TURN_FRAMES = 64  # Taken in one turn: a few milliseconds' work. One read more may bring what the scratch holds.
+_TURN_SENDS = 16  # System calls in one turn: payload of tiny pieces needs many.
 MOST_QUEUED_BYTES = 8 << 20  # Answers that a peer does not take: nothing more is read from it beyond this.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _TRY_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -53,6 +55,7 @@ class Connection:
         self._fd = sock.fileno()
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._shaking = self._tls is not None
+        self._most_sends = _TURN_SENDS if self._tls is None else QUANTUM_BYTES  # TLS sends small records.
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._outbox = Outbox(frame_bytes=frame_bytes)
         self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
@@ -73,9 +76,14 @@ class Connection:
     def peer(self) -> str:
         return self._verbs.peer
 
+    def is_stalled(self, now: float, patience_s: float) -> bool:
+        """Whether the peer must take or send something, and has not for so long. Ask again and again."""
+        if not self._is_waiting_for_peer:
+            self.moved_s = now
+        return now - self.moved_s > patience_s
+
     @property
-    def is_waiting_for_peer(self) -> bool:
-        """Whether the peer must take or send something before this connection can go on."""
+    def _is_waiting_for_peer(self) -> bool:
         return (not self._outbox.is_empty) or not self._reader.between_frames or self._requests.is_receiving
 
     def close(self, why: KvStoreError | None = None) -> None:
@@ -86,7 +94,7 @@ class Connection:
         self._loop.remove_reader(self._fd)
         if self._writing:
             self._loop.remove_writer(self._fd)
-        if why is not None and self._outbox.is_empty:
+        if why is not None and self._outbox.between_frames:
             message = channel.Goodbye(why=why.to_detail()).SerializeToString()
             with contextlib.suppress(OSError):
                 self._sock.send(head(Verb.GOODBYE, 0, message, flags=END))
@@ -116,8 +124,9 @@ class Connection:
             self._flush()
 
     def _read(self) -> None:
-        reader, left = self._reader, QUANTUM_BYTES
-        while left > 0 and not self._over:
+        reader, requests, left = self._reader, self._requests, QUANTUM_BYTES
+        last_frame = requests.frame_count + _TURN_FRAMES
+        while left > 0 and requests.frame_count < last_frame and not self._over:
             view = reader.wanted()
             try:
                 size = self._receive(view)
@@ -130,7 +139,9 @@ class Connection:
             if self._verbs.peer_credit:
                 self._outbox.credit += self._verbs.peer_credit
                 self._verbs.peer_credit = 0
-            if self._requests.said_goodbye:
+            if self._verbs.has_descriptor and reader.between_frames:
+                raise stray_descriptor()
+            if requests.said_goodbye:
                 self.close()
                 return
             self.moved_s = self._shell.now()
@@ -141,7 +152,8 @@ class Connection:
             self._loop.call_soon(self._readable_again)
 
     def _readable_again(self) -> None:
-        if not self._over:
+        """Reads on what the kernel has given to TLS already, and tells nobody of any more."""
+        if not self._over and not self._paused:
             self._readable()
 
     def _receive(self, view: memoryview) -> int:
@@ -152,7 +164,7 @@ class Connection:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self._take_descriptors(data)
         if flags & socket.MSG_CTRUNC:
-            raise InvalidArgument("more descriptors came than frames that take one", field="fd", limit="1 a frame")
+            raise stray_descriptor()
         return size
 
     def _take_descriptors(self, data: bytes) -> None:
@@ -161,7 +173,7 @@ class Connection:
         for i, descriptor in enumerate(came):
             try:
                 self._verbs.descriptor_came(descriptor)
-            except InvalidArgument:
+            except KvStoreError:
                 for rest in came[i + 1 :]:
                     os.close(rest)
                 raise
@@ -203,12 +215,12 @@ class Connection:
         """Sends what can be sent, at most a quantum."""
         if self._over or self._shaking:
             return
-        sent = 0
+        sent = calls = 0
         try:
-            while sent < QUANTUM_BYTES:
+            while sent < QUANTUM_BYTES and calls < self._most_sends:
                 buffers = self._outbox.pending()
                 if self._outbox.broken:
-                    self.close()
+                    self.close(LeaseExpired("a lease ended under the last frame of a Get", field="lease"))
                     return
                 if not buffers:
                     self._want_to_write(wanted=False)
@@ -216,6 +228,7 @@ class Connection:
                 size = self._send(buffers)
                 self._outbox.sent(size)
                 sent += size
+                calls += 1
             else:
                 self._want_to_write(wanted=True)
         except _TRY_LATER:
@@ -251,3 +264,5 @@ class Connection:
         elif self._paused and self._outbox.queued_bytes < MOST_QUEUED_BYTES // 2:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
+            if self._tls is not None:
+                self._loop.call_soon(self._readable_again)

@@ -28,6 +28,7 @@ from kvstore_wire.v1 import channel_pb2 as channel
 _LOG = logging.getLogger("kvstore.framed")
 _BACKLOG = 128
 _SWEEP_S = 0.25
+_ACCEPT_AGAIN_S = 0.5  # After the kernel refused a descriptor: until one is free, asking at once is of no use.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _UCRED = struct.Struct("3i")
 
@@ -42,6 +43,15 @@ class ChannelSettings:
     stall_s: float
     may_connect: Callable[[int], bool]
     may_map: Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class _Listening:
+    """A listening socket. `take` takes what was accepted; `is_plain` where TLS is not spoken."""
+
+    sock: socket.socket
+    take: Callable[[socket.socket], None]
+    is_plain: bool
 
 
 class FramedDoor:
@@ -66,7 +76,7 @@ class FramedDoor:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         sock = socket.create_server((address.host, address.port or 0), family=family, backlog=_BACKLOG)
         port = sock.getsockname()[1]
-        self._listen(sock, lambda accepted: self._tcp(accepted, tls))
+        self._listen(sock, lambda accepted: self._tcp(accepted, tls), is_plain=tls is None)
         self._offer("bulk", advertise or f":{port}")
         host = f"[{address.host}]" if ":" in address.host else address.host
         return f"{host}:{port}"
@@ -83,7 +93,7 @@ class FramedDoor:
             raise
         self._paths.append(path)
         os.chmod(path, 0o666)  # Who may connect is decided by the peer's credentials.
-        self._listen(sock, self._unix)
+        self._listen(sock, self._unix, is_plain=True)
         self._offer("shm", str(path))
         return f"unix:{path}"
 
@@ -97,10 +107,10 @@ class FramedDoor:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
         loop = asyncio.get_running_loop()
-        for sock in self._listening:
+        listening, self._listening = self._listening, []
+        for sock in listening:
             loop.remove_reader(sock.fileno())
             sock.close()
-        self._listening.clear()
         for path in self._paths:
             path.unlink(missing_ok=True)
         self._paths.clear()
@@ -109,10 +119,14 @@ class FramedDoor:
 
     # -- accepting -----------------------------------------------------------------------------------------------
 
-    def _listen(self, sock: socket.socket, take: Callable[[socket.socket], None]) -> None:
+    def _listen(self, sock: socket.socket, take: Callable[[socket.socket], None], *, is_plain: bool) -> None:
         sock.setblocking(False)
         self._listening.append(sock)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock, take)
+        self._listen_on(_Listening(sock, take, is_plain))
+
+    def _listen_on(self, listening: _Listening) -> None:
+        if listening.sock in self._listening:
+            asyncio.get_running_loop().add_reader(listening.sock.fileno(), self._accept, listening)
 
     def _offer(self, name: str, address: str) -> None:
         """Tells clients of a socket, the fastest way first; of several of one kind, of the first."""
@@ -120,20 +134,24 @@ class FramedDoor:
         offers.setdefault(name, pb.Transport(name=name, address=address))
         self._shell.transports[:] = sorted(offers.values(), key=lambda t: ("shm", "bulk", "grpc").index(t.name))
 
-    def _accept(self, listening: socket.socket, take: Callable[[socket.socket], None]) -> None:
+    def _accept(self, listening: _Listening) -> None:
         for _ in range(_BACKLOG):
             try:
-                sock, _ = listening.accept()
+                sock, _ = listening.sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # Out of descriptors: the connection waits in the backlog.
+            except OSError as error:  # Out of descriptors: connections wait in the backlog.
                 _LOG.warning("cannot accept: %s", error)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening.sock.fileno())
+                loop.call_later(_ACCEPT_AGAIN_S, self._listen_on, listening)
                 return
             try:
+                self._check_room()
                 sock.setblocking(False)
-                take(sock)
+                listening.take(sock)
             except KvStoreError as error:
-                self._turn_away(sock, error)
+                self._turn_away(sock, error, is_plain=listening.is_plain)
             except OSError as error:
                 _LOG.debug("a connection was gone before it was taken: %s", error)
                 sock.close()
@@ -155,10 +173,12 @@ class FramedDoor:
         may_map = self._settings.may_map(uid) and self._shell.memory.read_only_fd is not None
         self._take(sock, Peer(f"pid {pid}, uid {uid}", uid=uid, may_map=may_map))
 
-    def _take(self, sock: socket.socket, peer: Peer) -> None:
+    def _check_room(self) -> None:
         if len(self._connections) >= self._settings.max_connections:
             limit = f"{self._settings.max_connections}"
             raise TableFull(f"{len(self._connections)} connections", field="bulk.max_connections", limit=limit)
+
+    def _take(self, sock: socket.socket, peer: Peer) -> None:
         self.opened_total += 1
         self._connections.add(
             Connection(
@@ -173,11 +193,12 @@ class FramedDoor:
             )
         )
 
-    def _turn_away(self, sock: socket.socket, error: KvStoreError) -> None:
+    def _turn_away(self, sock: socket.socket, error: KvStoreError, *, is_plain: bool) -> None:
         self.cut[type(error).__name__] += 1
-        message = channel.Goodbye(why=error.to_detail()).SerializeToString()
-        with contextlib.suppress(OSError):
-            sock.send(head(Verb.GOODBYE, 0, message, flags=END))
+        if is_plain:  # Where TLS is spoken nothing can be said before its handshake.
+            message = channel.Goodbye(why=error.to_detail()).SerializeToString()
+            with contextlib.suppress(OSError):
+                sock.send(head(Verb.GOODBYE, 0, message, flags=END), socket.MSG_DONTWAIT)
         sock.close()
 
     def _closed(self, connection: Connection, why: KvStoreError | None) -> None:
@@ -189,17 +210,25 @@ class FramedDoor:
     # -- watching ------------------------------------------------------------------------------------------------
 
     async def _sweep(self) -> None:
-        """Cuts connections that never greeted, and those whose peer holds things up."""
-        patience_s = self._shell.limits.session_open_ms / 1000
         while True:
+            due = self._shell.now() + _SWEEP_S
             await asyncio.sleep(_SWEEP_S)
             now = self._shell.now()
-            for connection in list(self._connections):
-                if not connection.greeted and now - connection.opened_s > patience_s:
-                    connection.close(DeadlineExceeded(f"no HELLO within {patience_s:g} s", field="frame.verb"))
-                elif connection.is_waiting_for_peer and now - connection.moved_s > self._settings.stall_s:
-                    stall_s = self._settings.stall_s
-                    connection.close(DeadlineExceeded(f"took and sent nothing for {stall_s:g} s"))
+            if now - due > _SWEEP_S:
+                continue  # The loop was held up, or the process stopped: what peers sent meanwhile is unread.
+            try:
+                self._cut_stalled(now)
+            except Exception:  # noqa: BLE001 - the outermost loop: without it nothing would be cut any more
+                _LOG.exception("a sweep failed")
+
+    def _cut_stalled(self, now: float) -> None:
+        """Cuts connections that never greeted, and those whose peer holds things up."""
+        patience_s, stall_s = self._shell.limits.session_open_ms / 1000, self._settings.stall_s
+        for connection in list(self._connections):
+            if not connection.greeted and now - connection.opened_s > patience_s:
+                connection.close(DeadlineExceeded(f"no HELLO within {patience_s:g} s", field="frame.verb"))
+            elif connection.is_stalled(now, stall_s):
+                connection.close(DeadlineExceeded(f"took and sent nothing for {stall_s:g} s"))
 
 
 def _remove_dead_socket(path: Path) -> None:

@@ -47,7 +47,7 @@ class GetAnswer:
 
     def is_ready(self, credit: int) -> bool:
         """Whether its next frame can be made now."""
-        return (credit > 0 or not self._reading.left_bytes) and self._may_go(self)
+        return (credit > 0 or not self._reading.left_bytes or not self._reading.alive) and self._may_go(self)
 
     def frame(self, most: int) -> tuple[bytes, list[memoryview]]:
         """Returns the next frame: its head and its payload, at most `most` bytes. Never raises."""
@@ -127,6 +127,11 @@ class Outbox:
         if answer in self._answers:
             self._answers.remove(answer)
         answer.close()
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether no frame is under way, so that another may be said beside the order."""
+        return not self._buffers
 
     @property
     def is_empty(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ from kvstore.service.transfer import Transfers
 from kvstore_wire.errors import Internal, InvalidArgument, KvStoreError
 from kvstore_wire.frames import END, ERROR, Discard, Frame, Sink, Verb
 from kvstore_wire.v1 import block_store_pb2 as pb
+
+_LOG = logging.getLogger("kvstore.framed")
+DISCARD = Discard()  # One for all connections: nobody reads what lies in it.
 
 
 class Answered(Protocol):
@@ -37,17 +41,17 @@ class PutStream:
         self._filling: Filling | None = None
         self._copying: asyncio.Task[None] | None = None
         self._trailer: pb.PutTrailer | None = None
-        self._discard: Discard | None = None  # Set once the Put was answered.
-        self._came = False
+        self._over = False  # It was answered, or nobody waits for the answer.
+        self.has_ended = False  # The request's last frame has come.
 
     @property
     def is_receiving(self) -> bool:
         """Whether bytes or the trailer are still to come."""
-        return self._filling is not None and not self._came
+        return self._filling is not None and not self.has_ended
 
     def frame(self, frame: Frame, message: memoryview) -> Sink | None:
         """Takes one frame of the request."""
-        if self._discard is None:
+        if not self._over:
             try:
                 self._take(frame, bytes(message))
             except Exception as error:  # noqa: BLE001 - the outermost place of the door
@@ -58,8 +62,8 @@ class PutStream:
 
     def ended(self) -> None:
         """Tells that the request's last frame has come, payload and all."""
-        self._came = True
-        if self._discard is not None:
+        self.has_ended = True
+        if self._over:
             self._ended(came=True)
             return
         try:
@@ -74,29 +78,31 @@ class PutStream:
             self._fail(error)
 
     def room(self, most: int) -> memoryview:
-        if self._discard is None:
+        if not self._over:
             try:
                 assert self._filling is not None
                 return self._filling.room(most)
             except Exception as error:  # noqa: BLE001 - the outermost place of the door
                 self._fail(error)
-        assert self._discard is not None
-        return self._discard.room(most)
+        return DISCARD.room(most)
 
     def landed(self, size: int) -> None:
-        if self._discard is None:
+        if not self._over:
             assert self._filling is not None
             self._filling.landed(size)
 
     def close(self) -> bool:
         """Drops the Put; tells whether its answer is still owed. Idempotent."""
-        owed = self._discard is None
-        self._discard = self._discard or Discard()
-        if self._copying is not None:
-            self._copying.cancel()
-        if self._filling is not None:
-            self._filling.close()  # The slots stay out of reach until no thread copies: the lease is pinned.
+        owed, self._over = not self._over, True
+        if self._copying is not None and self._copying.cancel():
+            self._copying.add_done_callback(self._close_filling)  # Until then a thread may write to the slots.
+        else:
+            self._close_filling()
         return owed
+
+    def _close_filling(self, _: object = None) -> None:
+        if self._filling is not None:
+            self._filling.close()
 
     def _take(self, frame: Frame, message: bytes) -> None:
         if self._filling is None:
@@ -111,16 +117,18 @@ class PutStream:
                 raise InvalidArgument("only data and one trailer follow the header", field="header")
             self._trailer = _body(message, "trailer").trailer
         if frame.payload_bytes:
+            if self._copying is not None:
+                raise InvalidArgument("carries none with `source`", field="frame.payload_bytes", limit="0")
             self._shell.failpoints.hit_now("put.chunk")
 
     def _copied(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
-        if task.cancelled() or self._discard is not None:
+        if task.cancelled() or self._over:
             return
         try:
             if error is not None:
                 raise error
-            if self._came:
+            if self.has_ended and task is self._copying:
                 self._finish()
         except Exception as failure:  # noqa: BLE001 - the outermost place of the door
             self._fail(failure)
@@ -139,14 +147,21 @@ class PutStream:
         await self._shell.failpoints.hit("put.commit")
 
     def _fail(self, error: Exception) -> None:
-        made = error if isinstance(error, KvStoreError) else Internal(f"{type(error).__name__}: {error}")
-        self._end(made.to_detail().SerializeToString(), ERROR)
+        self._end(as_error(Verb.PUT, error).to_detail().SerializeToString(), ERROR)
 
     def _end(self, answer: bytes, flags: int) -> None:
         self.close()
         self._answered(answer, flags)
         self._shell.latencies.add("Put", time.perf_counter_ns() - self._started)
-        self._ended(came=self._came)
+        self._ended(came=self.has_ended)
+
+
+def as_error(verb: int, error: BaseException) -> KvStoreError:
+    """Returns the answer that an exception comes to; a fault of our own is logged."""
+    if isinstance(error, KvStoreError):
+        return error
+    _LOG.error("verb %d failed", verb, exc_info=error)
+    return Internal(f"{type(error).__name__}: {error}")
 
 
 def _body(raw: bytes, expected: str) -> Any:

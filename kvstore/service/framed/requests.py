@@ -2,6 +2,8 @@
 
 Rules
 - A request is open from its first frame until both its last frame came and its answer was queued whole.
+- Each request gets one answer that ends, or the connection ends. A cancelled one gets it once nothing of the request
+  is touched any more.
 - What a caller did wrong within a request is that request's answer. What breaks the framing ends the connection.
 - Everything that answers at once is answered within the call that brought the frame, without a task.
 """
@@ -10,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
@@ -20,17 +21,16 @@ from google.protobuf.message import DecodeError, Message
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.framed.channel import ChannelVerbs
 from kvstore.service.framed.outbox import GetAnswer, Outbox
-from kvstore.service.framed.puts import PutStream
+from kvstore.service.framed.puts import DISCARD, PutStream, as_error
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Transfers
-from kvstore_wire.errors import DeadlineExceeded, Internal, InvalidArgument, KvStoreError
-from kvstore_wire.frames import END, ERROR, MAX_OPEN_REQUESTS, Discard, Frame, Sink, Verb, head
+from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
+from kvstore_wire.frames import END, ERROR, MAX_OPEN_REQUESTS, Frame, Sink, Verb, head
 from kvstore_wire.methods import STORE_METHODS, method_name
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import channel_pb2 as channel
 
-_LOG = logging.getLogger("kvstore.framed")
 _STREAMS = frozenset((Verb.PUT, Verb.SESSION))  # Requests of more than one frame.
 _NAMES = {verb: name for name, verb in ((n, Verb[n.upper()]) for n in STORE_METHODS)}
 
@@ -42,7 +42,7 @@ class Open(Protocol):
     def verb(self) -> int: ...
 
     def close(self) -> bool:
-        """Drops it, and whatever it holds; tells whether its answer is still owed. Idempotent."""
+        """Drops it, and whatever it holds; true if nobody else gives the answer that is still owed. Idempotent."""
 
 
 class Requests:
@@ -61,12 +61,12 @@ class Requests:
         self._shell, self._handlers, self._transfers = shell, handlers, transfers
         self._outbox, self._verbs, self._wake = outbox, verbs, wake
         self._open: dict[int, Open | None] = {}
-        self._discard = Discard()
         self._sync: dict[int, Callable[[bytes, Call], Message]] = {}
         for name in ("Attach", "Match", "Renew", "Release", "Reserve", "Commit", "Abort", "Over"):
             self._sync[Verb[name.upper()]] = self._bound(name)
         self._pauses = _Pauses(shell.failpoints, wake)
-        self.said_goodbye = False
+        self.said_goodbye = self._over = False
+        self.frame_count = 0
 
     @property
     def is_receiving(self) -> bool:
@@ -75,10 +75,11 @@ class Requests:
 
     def frame(self, frame: Frame, message: memoryview) -> Sink | None:
         """Takes one frame. Raises InvalidArgument for what breaks the framing."""
-        if frame.request in self._open and frame.verb in _STREAMS:
+        self.frame_count += 1
+        verb = frame.verb
+        if frame.request in self._open and verb in _STREAMS:
             return self._continue(frame, message)
         self._check(frame)
-        verb = frame.verb
         if verb in self._sync:
             self._answer_now(frame, message)
         elif verb == Verb.GET:
@@ -97,6 +98,8 @@ class Requests:
             self._grant(message)
         elif verb == Verb.GOODBYE:
             self.said_goodbye = True
+        elif verb == Verb.UNREGISTER_REGION:
+            self._start(frame, self._unregister(frame, bytes(message)))
         else:
             self._channel_verb(frame, message)
         return None
@@ -114,6 +117,7 @@ class Requests:
 
     def close(self) -> None:
         """Drops every request."""
+        self._over = True
         opened, self._open = self._open, {}
         for request in opened.values():
             if request is not None:
@@ -142,23 +146,29 @@ class Requests:
 
     def _continue(self, frame: Frame, message: memoryview) -> Sink | None:
         opened = self._open[frame.request]
-        if isinstance(opened, PutStream):
+        if frame.flags & ERROR:
+            raise InvalidArgument("requests carry no error", field="frame.flags", limit=f"{END}")
+        if isinstance(opened, PutStream) and frame.verb == Verb.PUT and not opened.has_ended:
             return opened.frame(frame, message)
-        if isinstance(opened, _SessionStream) and frame.verb == Verb.SESSION and not frame.payload_bytes:
+        if isinstance(opened, _SessionStream) and frame.verb == Verb.SESSION and not opened.has_ended:
+            if frame.payload_bytes:
+                raise InvalidArgument(f"verb {frame.verb} carries none", field="frame.payload_bytes", limit="0")
             opened.frame(frame, bytes(message))
             return None
         if opened is None:  # Refused already: the rest of what was on its way.
             if frame.ends and not frame.payload_bytes:
                 del self._open[frame.request]
-            return self._discard
+            return DISCARD
         raise InvalidArgument(f"{frame.request} is in use", field="frame.request")
 
     def _cancel(self, request: int) -> None:
-        """Drops a request; where its answer was not given yet, an error ends it, so that both sides forget it."""
-        opened = self._open.pop(request, None)
-        if opened is not None and opened.close():
-            detail = DeadlineExceeded("the caller cancelled it").to_detail().SerializeToString()
-            self._outbox.add(head(opened.verb, request, detail, flags=ERROR))
+        """Drops a request. Where nobody gave its answer yet, an error ends it, so that both sides forget it."""
+        opened = self._open.get(request)
+        if opened is None:  # Not known any more, or refused already.
+            self._open.pop(request, None)
+        elif opened.close():
+            self._open.pop(request, None)
+            self._outbox.add(head(opened.verb, request, _cancelled().to_detail().SerializeToString(), flags=ERROR))
 
     def _grant(self, message: memoryview) -> None:
         self._outbox.credit += _parsed(channel.Credit, bytes(message)).bytes
@@ -215,6 +225,7 @@ class Requests:
     def _send(self, frame: Frame, reading: Any, started: int) -> None:
         def ended() -> None:
             self._open.pop(frame.request, None)
+            self._pauses.forget(answer)
             self._shell.latencies.add("Get", time.perf_counter_ns() - started)
 
         answer = GetAnswer(frame.request, reading, may_go=self._pauses.may_go, ended=ended)
@@ -266,6 +277,10 @@ class Requests:
         finally:
             self._shell.latencies.add("Acquire", time.perf_counter_ns() - started)
 
+    async def _unregister(self, frame: Frame, message: bytes) -> None:
+        answer = await self._verbs.unregister(message)
+        self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
+
     async def _get_later(self, frame: Frame, request: pb.GetRequest, started: int) -> None:
         await self._shell.failpoints.hit("before.Get")
         reading = await self._transfers.read(request, self._call(frame))
@@ -279,10 +294,7 @@ class Requests:
         def done(finished: asyncio.Task[None]) -> None:
             if self._open.get(frame.request) is task:
                 del self._open[frame.request]
-            error = None if finished.cancelled() else finished.exception()
-            if error is not None:
-                self._refuse(frame, error)
-            self._wake()
+            self._ended(frame, finished)
 
         task.task.add_done_callback(done)
 
@@ -322,10 +334,7 @@ class Requests:
                     del self._open[frame.request]
                 else:
                     self._open[frame.request] = None  # Takes what is still on its way.
-            error = None if finished.cancelled() else finished.exception()
-            if error is not None:
-                self._refuse(frame, error)
-            self._wake()
+            self._ended(frame, finished)
 
         stream.frame(frame, bytes(message))
         stream.task = asyncio.ensure_future(run())
@@ -337,8 +346,15 @@ class Requests:
         deadline = self._shell.now() + frame.timeout_ms / 1000 if frame.timeout_ms else None
         return Call(deadline, self._verbs.peer)
 
+    def _ended(self, frame: Frame, task: asyncio.Task[None]) -> None:
+        """Gives the answer of a task that gave none itself."""
+        error = _cancelled() if task.cancelled() else task.exception()
+        if error is not None and not self._over:
+            self._refuse(frame, error)
+        self._wake()
+
     def _refuse(self, frame: Frame, error: BaseException) -> None:
-        made = as_error(frame, error)
+        made = as_error(frame.verb, error)
         self._outbox.add(head(frame.verb, frame.request, made.to_detail().SerializeToString(), flags=ERROR))
 
 
@@ -358,6 +374,12 @@ class _Pauses:
             return task is None
         del self._held[answer]
         return True
+
+    def forget(self, answer: GetAnswer) -> None:
+        """Stops holding back an answer that is over."""
+        task = self._held.pop(answer, None) if self._held else None
+        if task is not None:
+            task.cancel()
 
     async def _hit(self, answer: GetAnswer) -> None:
         try:
@@ -391,7 +413,8 @@ class _Task:
         self.verb, self.task = verb, task
 
     def close(self) -> bool:
-        return self.task.cancel()
+        self.task.cancel()
+        return False  # Its end is the answer: until then it may still write to a region.
 
 
 class _SessionStream:
@@ -416,15 +439,14 @@ class _SessionStream:
             yield _parsed(pb.SessionPulse, raw)
 
     def close(self) -> bool:
-        return self.task is not None and self.task.cancel()
+        self.has_ended = True
+        if self.task is not None:
+            self.task.cancel()
+        return False  # The task's end is the answer: then the session has ended too.
 
 
-def as_error(frame: Frame, error: BaseException) -> KvStoreError:
-    """Returns the answer that an exception comes to; a fault of our own is logged."""
-    if isinstance(error, KvStoreError):
-        return error
-    _LOG.error("verb %d failed", frame.verb, exc_info=error)
-    return Internal(f"{type(error).__name__}: {error}")
+def _cancelled() -> DeadlineExceeded:
+    return DeadlineExceeded("the caller cancelled it")
 
 
 def _parsed(kind: type[Any], raw: bytes) -> Any:

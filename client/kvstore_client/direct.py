@@ -1,0 +1,134 @@
+"""Verbs in the calling thread: the same coroutines as in an event loop, with transports that block and never suspend.
+
+Rules: a call of this core runs to its end in one go. Where only the event loop can help - attaching, gRPC - it says so
+with `NeedsLoop` before anything was done, and the caller runs the verb there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+from kvstore_client.core import ClientCore, LoopCore
+from kvstore_client.deadline import Deadline
+from kvstore_client.fast.pools import BlockingLanes
+from kvstore_client.loop_thread import LoopThread
+from kvstore_client.paths import Path, no_way
+from kvstore_client.session import Binding, SessionKeeper
+from kvstore_client.stats import Counters, ThreadCounters
+from kvstore_client.transports.base import Transport
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+from kvstore_wire.namespace import NamespaceSpec
+
+R = TypeVar("R")
+
+
+class NeedsLoop(Exception):
+    """The verb must run in the client's event loop."""
+
+
+class DirectCore(ClientCore):
+    """Runs verbs for threads, beside the core of the client's event loop. Thread-safe."""
+
+    def __init__(self, loop_core: LoopCore, thread: LoopThread, counters: ThreadCounters) -> None:
+        super().__init__(loop_core.options, paths=loop_core.paths, memory=loop_core.memory, log=loop_core.log)
+        self._loop_core, self._thread, self._counters = loop_core, thread, counters
+        self._slots = threading.BoundedSemaphore(self.options.max_concurrent_calls)
+        self._making = threading.Lock()
+        self._closed = False
+
+    @property
+    def stats(self) -> Counters:
+        return self._counters.own()
+
+    @property
+    def keeper(self) -> SessionKeeper:
+        return self._loop_core.keeper
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def is_ready(self, spec: NamespaceSpec) -> bool:
+        """Whether a call can be made without the event loop."""
+        binding = self.keeper.ready(spec)
+        return binding is not None and self.paths.best(binding) is not None
+
+    async def run(
+        self, verb: str, deadline: Deadline, *, work: Callable[[], Awaitable[R]], failed: Callable[[KvStoreError], R]
+    ) -> R:
+        try:
+            return await super().run(verb, deadline, work=work, failed=failed)
+        except NeedsLoop:
+            self.stats.calls[verb] -= 1  # It is counted where it runs in the end.
+            raise
+
+    async def bind(self, spec: NamespaceSpec, deadline: Deadline) -> Binding:
+        binding = self.keeper.ready(spec)
+        if binding is not None:
+            return binding
+        future = self._thread.start(self.keeper.bind(spec, deadline))
+        try:
+            return future.result(deadline.remaining_s() + 1.0)
+        except FutureTimeout:
+            raise DeadlineExceeded("the client's own loop stands still") from None
+        finally:
+            future.cancel()
+
+    def transport(self, binding: Binding) -> Transport:
+        path = self.paths.best(binding)
+        if path is None:
+            if self.paths.takes_grpc():
+                raise NeedsLoop
+            raise no_way(self.options)
+        with self._making:
+            return self.framed(path, binding.limits)
+
+    def unbound(self, spec: NamespaceSpec, binding: Binding | None, error: KvStoreError) -> None:
+        future = self._thread.start(_called(lambda: self._loop_core.unbound(spec, binding, error)))
+        with suppress(FutureTimeout, RuntimeError):
+            future.result(1.0)
+
+    def background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs it at once: there is nowhere else, and it is short."""
+        with suppress(KvStoreError, NeedsLoop):
+            run_now(work)
+
+    async def aside(self, work: Callable[[], R]) -> R:
+        return work()
+
+    def close(self) -> None:
+        """Closes the connections that no call uses, and lets no call begin."""
+        self._closed = True
+        self._close_lanes()
+
+    def _new_lanes(self, path: Path) -> BlockingLanes:
+        return BlockingLanes(path, self.paths)
+
+    @asynccontextmanager
+    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
+        if not self._slots.acquire(timeout=deadline.remaining_s()):
+            raise DeadlineExceeded("the deadline passed while other calls ran")
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+
+def run_now(work: Coroutine[Any, Any, R]) -> R:
+    """Runs a coroutine that never suspends, and returns what it returns."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    finally:
+        work.close()
+    raise AssertionError("a call that blocks was suspended")
+
+
+async def _called(act: Callable[[], object]) -> None:
+    act()

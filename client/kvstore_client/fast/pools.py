@@ -1,0 +1,140 @@
+"""Connections of one path: one for each call under way in threads, one for all calls of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import ClientClosed, PathDown
+from kvstore_client.fast.aio import AsyncLane
+from kvstore_client.fast.dial import Dialed, dial, orphaned
+from kvstore_client.fast.lane import BlockingLane
+from kvstore_client.fast.wire import MakePieces, Taker
+from kvstore_client.paths import Path, Paths
+from kvstore_wire.errors import DeadlineExceeded
+
+MAX_IDLE_LANES = 32
+
+
+class BlockingLanes:
+    """Thread-safe. Owns the lanes that no call uses."""
+
+    def __init__(self, path: Path, paths: Paths) -> None:
+        self.path, self._paths = path, paths
+        self._idle: deque[BlockingLane] = deque()
+        self._pid = os.getpid()
+        self._closed = False
+
+    async def exchange(
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+    ) -> None:
+        """Never suspends: it blocks."""
+        lane = self._take(deadline)
+        try:
+            lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+        except PathDown as error:
+            self._paths.failed(self.path, error)
+            raise
+        finally:
+            self._give_back(lane)
+        self._paths.worked(self.path)
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _take(self, deadline: Deadline) -> BlockingLane:
+        if self._closed:
+            raise ClientClosed("the client was closed", field="client")
+        while True:
+            try:
+                lane = self._idle.pop()
+            except IndexError:
+                break
+            if lane.is_fit and lane.is_quiet():
+                return lane
+            lane.close()
+        try:
+            return BlockingLane(dial(self.path.endpoint, self.path.generation, deadline))
+        except PathDown as error:
+            self._paths.failed(self.path, error)
+            raise
+
+    def _give_back(self, lane: BlockingLane) -> None:
+        if lane.is_fit and len(self._idle) < MAX_IDLE_LANES and not self._closed:
+            self._idle.append(lane)
+        else:
+            lane.close()
+
+
+class AsyncLanes:
+    """Lives in one event loop. Owns one lane, opened when first used and again when it broke."""
+
+    def __init__(self, path: Path, paths: Paths) -> None:
+        self.path, self._paths = path, paths
+        self._lane: AsyncLane | None = None
+        self._opening: asyncio.Task[AsyncLane] | None = None
+        self._closed = False
+
+    async def exchange(
+        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+    ) -> None:
+        lane = self._lane
+        try:
+            if lane is None or lane.broken:
+                lane = await self._opened(deadline)
+            await lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+        except PathDown as error:
+            if self._closed:
+                raise ClientClosed("the client was closed under the call", field="client") from None
+            self._paths.failed(self.path, error)
+            raise
+        self._paths.worked(self.path)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._lane is not None:
+            self._lane.close()
+
+    async def _opened(self, deadline: Deadline) -> AsyncLane:
+        if self._closed:
+            raise ClientClosed("the client was closed", field="client")
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._open(Deadline.after(max(1, deadline.remaining_ms()))))
+            self._opening.add_done_callback(self._open_ended)
+        opening = self._opening
+        await asyncio.wait({opening}, timeout=deadline.remaining_s())
+        if not opening.done():
+            raise DeadlineExceeded("the deadline passed while connecting")
+        if opening.cancelled():
+            raise ClientClosed("the client was closed while connecting", field="client")
+        return opening.result()
+
+    async def _open(self, deadline: Deadline) -> AsyncLane:
+        dialed = await offloaded(partial(dial, self.path.endpoint, self.path.generation, deadline), orphaned)
+        self._lane = AsyncLane(dialed)
+        if self._closed:
+            self._lane.close()
+        return self._lane
+
+    def _open_ended(self, task: asyncio.Task[AsyncLane]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # Looked at, so that it is not reported as forgotten where no call waits any more.
+
+
+async def offloaded(work: Callable[[], Dialed], orphan: Callable[[Dialed], None]) -> Dialed:
+    """Runs blocking work in a thread. If the caller is cancelled meanwhile, `orphan` gets what came of it."""
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(lambda done: None if done.cancelled() or done.exception() else orphan(done.result()))
+        raise

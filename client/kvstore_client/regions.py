@@ -1,0 +1,116 @@
+"""Shared memory of the caller's own that shards of this host copy from and to.
+
+A caller registers a memfd or a file of /dev/shm once. From then on every buffer that lies in it - given as memoryview,
+numpy array or whatever - is named to the shard by its place, and no byte of it passes through a socket.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvstore_client.buffers import Slices
+from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.v1 import types_pb2 as types
+
+
+class Region:
+    """Registered memory. `memory` is its mapping here: slices of it are what calls take.
+
+    Owns: a duplicate of the descriptor, and the mapping unless the caller gave one. Close it when no call uses it.
+    """
+
+    def __init__(self, fd: int, *, offset: int, length: int, buffer: Any | None) -> None:
+        self.offset, self.length = offset, length
+        self.fd = os.dup(fd)
+        self._map: mmap.mmap | None = None
+        try:
+            self.memory = self._mapped() if buffer is None else _whole(buffer, length)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.start = _address(self.memory)
+        self.numbers: dict[bytes, int] = {}  # Its number at the shard, by session.
+        self.refused: set[bytes] = set()  # Sessions that may not register it.
+        self.lock = threading.Lock()
+        self.closed = False
+
+    def close(self) -> None:
+        """Ends the region here; shards forget it with the session, or when they are next told. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        os.close(self.fd)
+
+    def _mapped(self) -> memoryview:
+        grain = mmap.ALLOCATIONGRANULARITY
+        before = self.offset % grain
+        self._map = mmap.mmap(self.fd, self.length + before, offset=self.offset - before)
+        return memoryview(self._map)[before : before + self.length]
+
+
+class RegionBook:
+    """The regions of one client. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._regions: tuple[Region, ...] = ()
+        self._lock = threading.Lock()
+
+    def add(self, fd: int, *, offset: int, length: int | None, buffer: Any | None) -> Region:
+        """Adds memory. Raises InvalidArgument (fd, offset, length, buffer)."""
+        try:
+            size = os.fstat(fd).st_size
+        except OSError as error:
+            raise InvalidArgument(f"is not open: {error.strerror}", field="fd") from None
+        length = size - offset if length is None else length
+        if offset < 0 or length < 1 or offset + length > size:
+            raise InvalidArgument(
+                f"{length} bytes from byte {offset}", field="length", limit=f"the file's {size} bytes"
+            )
+        try:
+            region = Region(fd, offset=offset, length=length, buffer=buffer)
+        except OSError as error:
+            raise InvalidArgument(f"cannot be mapped: {error.strerror}", field="fd") from None
+        with self._lock:
+            self._regions = (*self._regions, region)
+        return region
+
+    def remove(self, region: Region) -> None:
+        """Takes a region out and closes it."""
+        with self._lock:
+            self._regions = tuple(r for r in self._regions if r is not region)
+        region.close()
+
+    def close(self) -> None:
+        for region in self._regions:
+            self.remove(region)
+
+    def find(self, parts: Sequence[Slices]) -> tuple[Region, types.RegionSlices] | None:
+        """Returns the region that holds all slices of all parts, and their places in it; None if there is none."""
+        if not self._regions or not parts:
+            return None
+        starts = [_address(view) if len(view) else 0 for slices in parts for view in slices]
+        lengths = [len(view) for slices in parts for view in slices]
+        for region in self._regions:
+            offsets = [start - region.start if size else 0 for start, size in zip(starts, lengths, strict=True)]
+            if all(at >= 0 and at + size <= region.length for at, size in zip(offsets, lengths, strict=True)):
+                counts = [] if all(len(s) == 1 for s in parts) else [len(slices) for slices in parts]
+                return region, types.RegionSlices(offsets=offsets, lengths=lengths, counts=counts)
+        return None
+
+
+def _whole(buffer: Any, length: int) -> memoryview:
+    view = memoryview(buffer)
+    if not view.c_contiguous or view.nbytes != length:
+        raise InvalidArgument(f"has {view.nbytes} bytes", field="buffer", limit=f"{length}, contiguous")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def _address(view: memoryview) -> int:
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address

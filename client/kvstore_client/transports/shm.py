@@ -1,0 +1,353 @@
+"""Shared memory, on the shard's own host: bytes are copied between processes' memory, once.
+
+Rules
+- Reads copy out of the shard's arena, mapped read-only, under a lease; a read counts only if the lease was valid to the
+  end. Where the arena may not be mapped, the shard copies to the caller's region.
+- Writes name slices of a registered region; the shard copies from there while this side makes the checksums.
+- What is small, or lies in no region, goes through the socket: one exchange costs less than two.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from kvstore_client.copying import Copier
+from kvstore_client.deadline import Deadline
+from kvstore_client.errors import MalformedAnswer, PathDown
+from kvstore_client.fast.dial import dial
+from kvstore_client.fast.lane import BlockingLane
+from kvstore_client.fast.wire import OneMessage, Piece
+from kvstore_client.grants import Grants
+from kvstore_client.mapping import ArenaMapping
+from kvstore_client.options import Verify
+from kvstore_client.outgoing import Outgoing
+from kvstore_client.paths import Path
+from kvstore_client.quiet import QuietLog
+from kvstore_client.regions import Region, RegionBook
+from kvstore_client.transports.base import Receiver
+from kvstore_client.transports.framed import FramedTransport, Lanes
+from kvstore_wire.errors import Denied, InvalidArgument, LeaseExpired, TableFull, Unsupported
+from kvstore_wire.frames import Verb
+from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import channel_pb2 as channel
+from kvstore_wire.v1 import types_pb2 as types
+
+# Below this, one exchange through the socket costs less than lease, copy and release.
+INLINE_BYTES = 256 << 10
+# Copied on the caller's own thread even in an event loop: less than what a hop to another thread costs.
+AT_ONCE_BYTES = 1 << 20
+
+R = TypeVar("R")
+
+
+class Aside(Protocol):
+    """Where work goes that would hold an event loop up. In a thread that may block anyway: nowhere."""
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Runs `work` and returns what it returns; when this returns or raises, it has ended."""
+
+    def background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs something whose outcome changes nothing."""
+
+
+class SharedMemory:
+    """The arena's mapping and the regions of one client. Thread-safe."""
+
+    def __init__(self, log: QuietLog, threads: int | None = None) -> None:
+        self.copier = Copier(threads)
+        self.regions = RegionBook()
+        self._log = log
+        self._lock = threading.Lock()
+        self._mapping: ArenaMapping | None = None
+        self._known = 0  # The life of the shard of which `_mapping` is, or which refused to be mapped.
+
+    def close(self) -> None:
+        with self._lock:
+            mapping, self._mapping, self._known = self._mapping, None, 0
+        if mapping is not None:
+            mapping.close()
+        self.copier.close()
+        self.regions.close()
+
+    def knows(self, path: Path) -> bool:
+        """Whether `mapping` answers at once."""
+        return self._known == path.generation
+
+    def mapping(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
+        """Returns the arena's mapping, None where the shard does not give it. Blocks. Raises KvStoreError."""
+        with self._lock:
+            if self._known != path.generation:
+                made = self._map(path, session, deadline)
+                if self._mapping is not None:
+                    self._mapping.close()
+                self._mapping, self._known = made, path.generation
+            return self._mapping
+
+    def number(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int | None:
+        """Returns the region's number in a session, registering it once; None where the shard refuses it. Blocks."""
+        with region.lock:
+            if session in region.refused or region.closed:
+                return None
+            if session not in region.numbers:
+                try:
+                    number = self._register(path, session, region, deadline)
+                except (InvalidArgument, TableFull, Unsupported) as error:
+                    self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
+                    region.refused.add(session)
+                    return None
+                region.numbers = {session: number}  # Those of earlier sessions have ended with them.
+            return region.numbers[session]
+
+    def _map(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
+        dialed = dial(path.endpoint, path.generation, deadline)
+        lane = BlockingLane(dialed)
+        try:
+            if not dialed.answer.may_map:
+                return None
+            taker = OneMessage()
+            request = channel.MapArenaRequest(session=session).SerializeToString()
+            fd = lane.exchange_descriptor(Verb.MAP_ARENA, request, taker=taker, deadline=deadline)
+            if fd is None:
+                raise MalformedAnswer("the arena came without a descriptor")
+            try:
+                answer = _parsed(channel.MapArenaResponse(), taker.raw)
+                if answer.generation != path.generation:
+                    raise MalformedAnswer("the arena of another life of the shard came")
+            except MalformedAnswer:
+                os.close(fd)
+                raise
+            return ArenaMapping(fd, answer.size_bytes, answer.generation)
+        except (Denied, MalformedAnswer, OSError) as error:
+            self._log.warning("arena", f"the arena is not mapped, the shard copies instead: {error}")
+            return None
+        finally:
+            lane.close()
+
+    def _register(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int:
+        lane = BlockingLane(dial(path.endpoint, path.generation, deadline))
+        try:
+            taker = OneMessage()
+            request = channel.RegisterRegionRequest(session=session, offset=region.offset, length=region.length)
+            lane.exchange_descriptor(
+                Verb.REGISTER_REGION,
+                request.SerializeToString(),
+                taker=taker,
+                deadline=deadline,
+                descriptor=region.fd,
+            )
+            number: int = _parsed(channel.RegisterRegionResponse(), taker.raw).region
+            return number
+        finally:
+            lane.close()
+
+
+class ShmTransport(FramedTransport):
+    """Reads and writes of one path. `limits` are the shard's."""
+
+    def __init__(
+        self, path: Path, lanes: Lanes, *, memory: SharedMemory, aside: Aside, verify: Verify, limits: types.Limits
+    ) -> None:
+        super().__init__(path.name, lanes)
+        self._path, self._memory, self._aside = path, memory, aside
+        self._verify, self._limits = verify, limits
+
+    async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
+        if receiver.most_bytes <= INLINE_BYTES or request.ranges:
+            await super().get(request, receiver, deadline)
+            return
+        mapping = await self.mapping(request.session, deadline)
+        if mapping is None:
+            await self._get_by_copy(request, receiver, deadline)
+        else:
+            await self._get_by_lease(request, receiver, mapping, deadline)
+
+    async def read(self, request: store.GetRequest, grants: Grants, receiver: Receiver, deadline: Deadline) -> None:
+        mapping = None
+        if receiver.most_bytes > INLINE_BYTES:
+            mapping = await self.mapping(request.session, deadline)
+        if mapping is None:
+            await super().read(request, grants, receiver, deadline)
+            return
+        lengths, checksums = grants.lengths.tolist(), grants.checksums.tolist()
+        receiver.begin(store.GetHeader(lengths=lengths, checksums=checksums))
+        await self._copy_out(mapping, grants, receiver)
+        receiver.finish()
+
+    async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
+        found = self._memory.regions.find(outgoing.parts) if outgoing.size_bytes > INLINE_BYTES else None
+        number = None
+        if found is not None:
+            number = await self._number(header.session, found[0], deadline)
+        if found is None or number is None:
+            return await super().put(header, outgoing, deadline)
+        header.source.CopyFrom(found[1])
+        header.source.region = number
+        taker = OneMessage()
+        raw = store.PutRequest(header=header).SerializeToString()
+        source = _Trailer(outgoing, self._memory.copier)
+        await self._lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
+        answer: store.PutResponse = _parsed(store.PutResponse(), taker.raw)
+        return answer
+
+    async def mapping(self, session: bytes, deadline: Deadline) -> ArenaMapping | None:
+        """Returns the arena's mapping, None where the shard does not give it. Raises KvStoreError."""
+        if self._memory.knows(self._path):
+            return self._memory.mapping(self._path, session, deadline)
+        return await self._aside.run(lambda: self._memory.mapping(self._path, session, deadline))
+
+    async def _get_by_lease(
+        self, request: store.GetRequest, receiver: Receiver, mapping: ArenaMapping, deadline: Deadline
+    ) -> None:
+        told = await self._leased(request, deadline)
+        try:
+            header = store.GetHeader(states=told.states, lengths=told.lengths, checksums=told.checksums)
+            receiver.begin(header)
+            if told.offsets:
+                await self._copy_out(mapping, Grants.of(told.offsets, told.lengths, told.checksums), receiver)
+            else:
+                receiver.moved(())
+            receiver.finish()
+        except BaseException:
+            if told.lease is not None:
+                self._aside.background(self._released(request.session, told.lease, Deadline.after(1000)))
+            raise
+        if told.lease is not None and not await self._released(request.session, told.lease, deadline):
+            raise LeaseExpired("the lease ended under the read")
+
+    async def _leased(self, request: store.GetRequest, deadline: Deadline) -> _Told:
+        acquire = store.AcquireRequest(
+            session=request.session,
+            namespace=request.namespace,
+            chain=request.chain,
+            parts=request.parts,
+            coverage=request.coverage,
+            wait_ms=request.wait_ms,
+            lease_ms=max(1, min(deadline.remaining_ms(), self._limits.max_lease_ms)),
+            hint=request.hint,
+        )
+        told = _Told()
+        async for answer in self.answers("Acquire", acquire, deadline):
+            told.take(answer)
+        return told
+
+    async def _released(self, session: bytes, lease: types.Lease, deadline: Deadline) -> bool:
+        request = store.ReleaseRequest(session=session, leases=[lease])
+        answer: store.ReleaseResponse = await self.unary("Release", request, deadline)
+        return len(answer.valid) == 1 and bool(answer.valid[0])
+
+    async def _get_by_copy(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
+        """Lets the shard copy to a region where all buffers are in one; else the bytes come through the socket."""
+        targets = receiver.all_targets
+        found = None if targets is None else self._memory.regions.find(targets)
+        number = None
+        if found is not None:
+            number = await self._number(request.session, found[0], deadline)
+        if found is None or number is None:
+            await super().get(request, receiver, deadline)
+            return
+        request.into.CopyFrom(found[1])
+        request.into.region = number
+        taker = _HeaderOnly(receiver)
+        await self._lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
+        if taker.header is None:
+            raise MalformedAnswer("the answer has no header")
+        receiver.begin(taker.header)
+        receiver.moved(self._mismatched(taker.header, receiver))
+        receiver.finish()
+
+    def _mismatched(self, header: store.GetHeader, receiver: Receiver) -> list[int]:
+        """Checks what landed in a region."""
+        if self._verify is Verify.OFF:
+            return []
+        landed = [target for target in receiver.targets if target is not None]
+        if len(landed) != len(header.checksums):
+            raise MalformedAnswer(f"{len(header.checksums)} checksums for {len(landed)} parts")
+        sums = self._memory.copier.hash_parts(landed)
+        return [i for i, (ours, told) in enumerate(zip(sums, header.checksums, strict=True)) if ours != told]
+
+    async def _copy_out(self, mapping: ArenaMapping, grants: Grants, receiver: Receiver) -> None:
+        def copy() -> list[int]:
+            return self._memory.copier.copy_out(
+                mapping.array,
+                offsets=grants.offsets,
+                lengths=grants.lengths,
+                checksums=grants.checksums,
+                targets=receiver.targets,
+                verify=self._verify,
+            )
+
+        small = int(grants.lengths.sum()) <= AT_ONCE_BYTES
+        receiver.moved(copy() if small else await self._aside.run(copy))
+
+    async def _number(self, session: bytes, region: Region, deadline: Deadline) -> int | None:
+        known = region.numbers.get(session)
+        if known is not None:
+            return known
+        with suppress(PathDown):
+            return await self._aside.run(lambda: self._memory.number(self._path, session, region, deadline))
+        return None
+
+
+class _Told:
+    """The messages of one Acquire, added up."""
+
+    def __init__(self) -> None:
+        self.lease: types.Lease | None = None
+        self.states = b""
+        self.offsets: list[int] = []
+        self.lengths: list[int] = []
+        self.checksums: list[int] = []
+
+    def take(self, answer: store.AcquireResponse) -> None:
+        if answer.HasField("lease"):
+            self.lease = answer.lease
+        self.states += answer.states
+        self.offsets.extend(answer.offsets)
+        self.lengths.extend(answer.lengths)
+        self.checksums.extend(answer.checksums)
+
+
+class _HeaderOnly(OneMessage):
+    """Takes the answer of a Get whose bytes the shard has moved."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        super().__init__()
+        self._receiver = receiver
+        self.header: store.GetHeader | None = None
+
+    def message(self, raw: bytes) -> None:
+        answer = _parsed(store.GetResponse(), raw)
+        if answer.WhichOneof("body") != "header" or self.header is not None:
+            raise MalformedAnswer("not one header came")
+        self.header = answer.header
+
+
+class _Trailer:
+    """The end of a Put whose bytes the shard takes from a region: the checksums, made while it copies."""
+
+    is_slow = True
+
+    def __init__(self, outgoing: Outgoing, copier: Copier) -> None:
+        self._outgoing, self._copier = outgoing, copier
+
+    def begin(self, frame_bytes: int) -> _Trailer:
+        return self
+
+    def __next__(self) -> Piece:
+        checksums = self._copier.hash_parts(self._outgoing.parts)
+        trailer = store.PutTrailer(checksums=checksums)
+        return [], 0, store.PutRequest(trailer=trailer).SerializeToString(), True
+
+
+def _parsed(message: Message, raw: bytes) -> Any:
+    try:
+        message.ParseFromString(raw)
+    except DecodeError:
+        raise MalformedAnswer(f"is not a {type(message).__name__}") from None
+    return message
