@@ -15,6 +15,7 @@ from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.namespace import AsyncNamespace
 from kvstore_client.question import Hint, Keys, Question, Range, question
+from kvstore_client.quick import quick_get
 from kvstore_client.results import (
     DeleteResult,
     ExplainResult,
@@ -179,11 +180,10 @@ class Namespace:
         deadline_ms: int | None = None,
     ) -> MatchResult:
         """Tells which blocks are stored."""
-        asked = question(self.spec, keys, parts, coverage)
         return self._run(
             lambda ns: ns.match(keys, parts=parts, coverage=coverage, deadline_ms=deadline_ms),
             deadline_ms,
-            lambda e: MatchResult.failed(asked.block_count, e),
+            lambda e: MatchResult.failed(question(self.spec, keys).block_count, e),
         )
 
     def get(
@@ -199,7 +199,18 @@ class Namespace:
         deadline_ms: int | None = None,
     ) -> GetResult:
         """Reads blocks and checks what landed."""
-        asked = question(self.spec, keys, parts, coverage)
+        if into is not None and not (parts or wait_ms or hint or ranges):
+            self._owner.check()
+            found = quick_get(
+                self._owner.direct,
+                self.spec,
+                keys,
+                into=into,
+                coverage=coverage,
+                deadline=self._owner.deadline(deadline_ms),
+            )
+            if found is not None:
+                return found
         return self._run(
             lambda ns: ns.get(
                 keys,
@@ -212,7 +223,7 @@ class Namespace:
                 deadline_ms=deadline_ms,
             ),
             deadline_ms,
-            lambda e: _failed_get(asked, into, e),
+            lambda e: _failed_get(question(self.spec, keys, parts, coverage), into, e),
         )
 
     def put(

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -74,7 +74,12 @@ class ClientCore(ABC):
         """Runs `work` on the side; its failures change nothing. Dropped when closed or too many are on their way."""
 
     @abstractmethod
-    def _slot(self, deadline: Deadline) -> AbstractAsyncContextManager[None]: ...
+    async def _enter(self, deadline: Deadline) -> None:
+        """Takes one of the slots of `max_concurrent_calls`. Raises DeadlineExceeded."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Gives the slot back."""
 
     @abstractmethod
     def _new_lanes(self, path: Path) -> Lanes: ...
@@ -99,8 +104,11 @@ class ClientCore(ABC):
             raise ClientClosed("the client was closed", field="client")
         self.stats.calls[verb] += 1
         try:
-            async with self._slot(deadline):
+            await self._enter(deadline)
+            try:
                 return await work()
+            finally:
+                self._leave()
         except KvStoreError as error:
             self.stats.failed(error)
             if is_raised(error):
@@ -127,6 +135,11 @@ class ClientCore(ABC):
                     raise
                 cured.add(type(error))
                 self.stats.retries += 1
+
+    async def limits(self, spec: NamespaceSpec, deadline: Deadline) -> types.Limits:
+        """Returns the shard's limits, attaching if needed. Raises KvStoreError."""
+        ready = self.keeper.ready(spec)
+        return (ready if ready is not None else await self.safe(spec, deadline, _itself)).limits
 
     async def unary(self, binding: Binding, name: str, request: Message, deadline: Deadline) -> Any:
         """Calls a method that answers once, by the best transport; once more by another if nothing was sent."""
@@ -264,17 +277,18 @@ class LoopCore(ClientCore):
     def _new_lanes(self, path: Path) -> AsyncLanes:
         return AsyncLanes(path, self.paths)
 
-    @asynccontextmanager
-    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
-        if self._slots.locked():
-            if not await acquired_within(deadline.remaining_s(), self._slots):
-                raise DeadlineExceeded("the deadline passed while other calls ran")
-        else:
+    async def _enter(self, deadline: Deadline) -> None:
+        if not self._slots.locked():
             await self._slots.acquire()
-        try:
-            yield
-        finally:
-            self._slots.release()
+        elif not await acquired_within(deadline.remaining_s(), self._slots):
+            raise DeadlineExceeded("the deadline passed while other calls ran")
+
+    def _leave(self) -> None:
+        self._slots.release()
+
+
+async def _itself(binding: Binding) -> Binding:
+    return binding
 
 
 async def _quietly(work: Coroutine[Any, Any, object]) -> None:

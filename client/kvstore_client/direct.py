@@ -7,9 +7,9 @@ with `NeedsLoop` before anything was done, and the caller runs the verb there.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kvstore_client.core import ClientCore, LoopCore
@@ -84,6 +84,9 @@ class DirectCore(ClientCore):
             if self.paths.takes_grpc():
                 raise NeedsLoop
             raise no_way(self.options)
+        found = self._transports.get(path)
+        if found is not None:
+            return found
         with self._making:
             return self.framed(path, binding.limits)
 
@@ -108,14 +111,19 @@ class DirectCore(ClientCore):
     def _new_lanes(self, path: Path) -> BlockingLanes:
         return BlockingLanes(path, self.paths)
 
-    @asynccontextmanager
-    async def _slot(self, deadline: Deadline) -> AsyncIterator[None]:
-        if not self._slots.acquire(timeout=deadline.remaining_s()):
+    async def _enter(self, deadline: Deadline) -> None:
+        if not self._slots.acquire(blocking=False) and not self._slots.acquire(timeout=deadline.remaining_s()):
             raise DeadlineExceeded("the deadline passed while other calls ran")
-        try:
-            yield
-        finally:
-            self._slots.release()
+
+    def _leave(self) -> None:
+        self._slots.release()
+
+    def try_enter(self) -> bool:
+        """Takes a slot if one is free; give it back by `leave`."""
+        return self._slots.acquire(blocking=False)
+
+    def leave(self) -> None:
+        self._slots.release()
 
 
 def run_now(work: Coroutine[Any, Any, R]) -> R:

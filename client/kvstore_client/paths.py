@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstore_client.errors import PathDown
@@ -44,6 +45,17 @@ class Path:
     def name(self) -> str:
         return self.endpoint.transport
 
+    def __hash__(self) -> int:  # Looked up in every call.
+        return hash(self.generation)
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What one session was offered."""
+
+    offers: Mapping[str, str]
+    paths: tuple[tuple[_Health, Path], ...]
+
 
 @dataclass
 class Paths:
@@ -52,22 +64,19 @@ class Paths:
     options: ClientOptions
     log: QuietLog
     used: str = ""
+    _ways: _Ways | None = None
     falls: int = 0  # Times that a way in use was given up.
     _health: dict[str, _Health] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def best(self, binding: Binding) -> Path | None:
         """Returns the best way of the fast channel that may work now; None where gRPC is left."""
-        now = time.monotonic()
-        for name in self.options.transports:
-            if name == GRPC:
-                return None
-            address = binding.offers.get(name)
-            if address is None:
-                continue
-            endpoint = Endpoint.of_offer(name, address, self.options)
-            if endpoint is not None and self._of(name, binding.generation, address).down_until_s <= now:
-                return Path(endpoint, binding.generation)
+        ways = self._ways
+        if ways is None or ways.offers is not binding.offers:
+            ways = self._ways = self._made(binding)
+        for health, path in ways.paths:
+            if not health.down_until_s or health.down_until_s <= time.monotonic():
+                return path
         return None
 
     def takes_grpc(self) -> bool:
@@ -91,8 +100,20 @@ class Paths:
         """Notes that a way carried a call."""
         health = self._health.get(path.name)
         if health is not None and health.pause_s:
-            health.pause_s = 0.0
+            health.pause_s = health.down_until_s = 0.0
         self.used = path.name
+
+    def _made(self, binding: Binding) -> _Ways:
+        """Returns the ways that a session was offered, those that its owner wants and that make sense here."""
+        paths = []
+        for name in self.options.transports:
+            if name == GRPC:
+                break
+            address = binding.offers.get(name)
+            endpoint = None if address is None else Endpoint.of_offer(name, address, self.options)
+            if endpoint is not None and address is not None:
+                paths.append((self._of(name, binding.generation, address), Path(endpoint, binding.generation)))
+        return _Ways(binding.offers, tuple(paths))
 
     def _of(self, name: str, generation: int, address: str) -> _Health:
         health = self._health.get(name)

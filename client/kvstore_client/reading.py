@@ -48,7 +48,7 @@ class GetCall:
 
     async def run(self, deadline: Deadline) -> GetResult:
         asked, core = self._asked, self._core
-        limits = (await core.safe(asked.spec, deadline, _limits)) if asked.block_count else types.Limits()
+        limits = (await core.limits(asked.spec, deadline)) if asked.block_count else types.Limits()
         check_most("wait_ms", self._wait_ms, limits.max_wait_ms)
         check_most("parts", asked.parts_per_block, limits.max_parts_per_block or asked.parts_per_block)
         todo = deque(self._runs(limits))
@@ -88,7 +88,10 @@ class GetCall:
         most = min(limits.max_blocks, max(1, contract.MAX_CALL_PARTS // self._asked.parts_per_block))
         if self._into is None and asked.spec.kind is Kind.OPAQUE:
             return list(runs(asked.block_count, most or 1))
-        sizes = [asked.spec.part_bytes * parts] * asked.block_count
+        size = asked.spec.part_bytes * parts
+        if asked.block_count <= most and size * asked.block_count <= limits.max_call_bytes:
+            return [(0, asked.block_count)]
+        sizes = [size] * asked.block_count
         if self._into is not None and asked.spec.kind is Kind.OPAQUE:
             sizes = [min(size_of(slices), asked.spec.part_bytes) for slices in self._into]
         return list(sized_runs(sizes, most=most, most_bytes=limits.max_call_bytes, field="keys"))
@@ -206,7 +209,3 @@ async def report_corrupt(core: ClientCore, piece: Question, parts: Sequence[int]
         session=binding.session, leases=[lease], corrupt=corrupt[: contract.MAX_CORRUPT_PER_CALL]
     )
     await core.unary(binding, "Release", release, deadline)
-
-
-async def _limits(binding: Binding) -> types.Limits:
-    return binding.limits

@@ -55,18 +55,20 @@ class LeaseLife:
 
 @dataclass(eq=False)
 class _Open:
-    """The session in use. `handles` maps (name, digest) of a namespace to its handle."""
+    """The session in use. `bindings` are those of its namespaces by (name, digest)."""
 
     session: bytes
     generation: int
     limits: types.Limits
     features: frozenset[str]
     offers: Mapping[str, str]
-    handles: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    bindings: dict[tuple[str, bytes], Binding] = field(default_factory=dict)
     pulse: asyncio.Task[None] | None = None
 
-    def binding(self, handle: int) -> Binding:
-        return Binding(self.session, self.generation, handle, self.limits, self.features, self.offers)
+    def bind(self, name: tuple[str, bytes], handle: int) -> Binding:
+        binding = Binding(self.session, self.generation, handle, self.limits, self.features, self.offers)
+        self.bindings[name] = binding
+        return binding
 
 
 class SessionKeeper:
@@ -124,7 +126,7 @@ class SessionKeeper:
     def forget(self, spec: NamespaceSpec, binding: Binding) -> None:
         """Forgets the namespace's handle, so that the next call attaches it anew."""
         if self._current is not None and self._current.session == binding.session:
-            self._current.handles.pop(_name(spec), None)
+            self._current.bindings.pop(_name(spec), None)
 
     def watch(self, life: LeaseLife) -> None:
         """Marks `life` ended when word of its end comes. May be called from any thread."""
@@ -150,12 +152,7 @@ class SessionKeeper:
     def ready(self, spec: NamespaceSpec) -> Binding | None:
         """Returns the namespace's binding if it is attached. May be called from any thread."""
         current = self._current
-        if current is None:
-            return None
-        handle = current.handles.get(_name(spec))
-        if handle is None:
-            return None
-        return current.binding(handle)
+        return None if current is None else current.bindings.get(_name(spec))
 
     def _attach_deadline(self, deadline: Deadline) -> Deadline:
         # Calls that join later must not fail by the first one's short deadline.
@@ -197,8 +194,7 @@ class SessionKeeper:
         if joined is not None and self._current is not joined:
             raise UnknownSession("the session ended while a namespace was added to it")
         current = joined if joined is not None else self._opened(answer)
-        current.handles[_name(spec)] = answer.namespace
-        return current.binding(answer.namespace)
+        return current.bind(_name(spec), answer.namespace)
 
     def _opened(self, answer: store.AttachResponse) -> _Open:
         offers = {t.name: t.address for t in answer.transports}

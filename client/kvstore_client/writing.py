@@ -110,7 +110,7 @@ class PutCall:
         asked, parts = self._asked, self._asked.parts_per_block
         if not self._values:
             return self.result(None)
-        limits = (await self._core.safe(asked.spec, deadline, _binding)).limits
+        limits = await self._core.limits(asked.spec, deadline)
         check_most("parts", parts, limits.max_parts_per_block or parts)
         blocks = [sum(self._sizes[i : i + parts]) for i in range(0, len(self._sizes), parts)]
         most = min(limits.max_blocks, max(1, contract.MAX_CALL_PARTS // parts))

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.core.columns import Ids, Longs
+from kvstore.core.few import is_few
 
 SLOT_UNIT_BYTES = 4096
 OPAQUE_STEPS_PER_OCTAVE = 8
@@ -54,6 +55,7 @@ class Page:
 
     __slots__ = (
         "base",
+        "cell",
         "drain_to",
         "freed",
         "fresh",
@@ -76,12 +78,12 @@ class Page:
         self.key: ClassKey | None = None
         self.drain_to: ClassKey | None = None
         self.freed = array("i")
-        self.owner: Ids = np.empty(0, np.int32)
+        self._own(0)
 
     def give_to(self, key: ClassKey) -> None:
         """Cuts a free page into slots of one size."""
         self.key, self.slot_bytes, self.slots = key, key.slot_bytes, self.size_bytes // key.slot_bytes
-        self.owner = np.full(self.slots, NO_OWNER, np.int32)
+        self._own(self.slots)
 
     @property
     def free_slots(self) -> int:
@@ -92,6 +94,10 @@ class Page:
         used = self.owner[: self.fresh]
         live: Ids = used[used != NO_OWNER]
         return live
+
+    def _own(self, slots: int) -> None:
+        self.owner: Ids = np.full(slots, NO_OWNER, np.int32)
+        self.cell = self.owner.data  # The same, slot by slot.
 
 
 class SizeClass:
@@ -171,7 +177,8 @@ class ArenaMap:
             page = next(iter(group.open_pages.values()), None) or self._open_page(group)
             if page is None:
                 break
-            done += self._fill(page, owners[done:], out[done:])
+            fill = self._fill_few if is_few(owners) else self._fill
+            done += fill(page, owners[done:], out[done:])
             if not page.free_slots:
                 del group.open_pages[page.index]
         return out[:done]
@@ -182,9 +189,9 @@ class ArenaMap:
         for offset in offsets:
             page = pages[offset // page_bytes] if offset < capacity_bytes else self.page_at(offset)
             slot, inside = divmod(offset - page.base, page.slot_bytes or page_bytes)
-            if inside or slot >= page.fresh or page.owner[slot] == NO_OWNER:
+            if inside or slot >= page.fresh or page.cell[slot] == NO_OWNER:
                 raise ValueError(f"slot at {offset} is free already")
-            page.owner[slot] = NO_OWNER
+            page.cell[slot] = NO_OWNER
             page.freed.append(slot)
             page.live -= 1
             if page.live == 0:
@@ -266,6 +273,20 @@ class ArenaMap:
         page.live += count
         self._idle.pop(page.index, None)
         out[:count] = page.base + slots * page.slot_bytes
+        return count
+
+    def _fill_few(self, page: Page, owners: Ids, out: Longs) -> int:
+        """As `_fill`, slot by slot."""
+        count = min(len(owners), page.free_slots)
+        reused = min(count, len(page.freed))
+        slots = [*page.freed[len(page.freed) - reused :], *range(page.fresh, page.fresh + count - reused)]
+        del page.freed[len(page.freed) - reused :]
+        page.fresh += count - reused
+        for at, (slot, owner) in enumerate(zip(slots, owners.tolist(), strict=False)):
+            page.cell[slot] = owner
+            out[at] = page.base + slot * page.slot_bytes
+        page.live += count
+        self._idle.pop(page.index, None)
         return count
 
     def _emptied(self, page: Page) -> None:

@@ -3,6 +3,9 @@
 Arrays are made at their full length at start and touched lazily by the kernel, so that no growth ever copies them;
 resident memory follows the highest number of blocks stored at once. Identifiers are plain indexes and are reused only
 after the record was cleared.
+
+Each column is there twice over the same memory: as an array for many rows at once, and under `cell` as a memoryview for
+one row, which reads a number as an int in a fifth of the array's time.
 """
 
 from __future__ import annotations
@@ -29,16 +32,44 @@ class Places:
     No two queues ever use one number, so that a row which moved to another queue is known to be stale in the first.
     """
 
-    __slots__ = ("_next", "at")
+    __slots__ = ("_next", "at", "cell")
 
     def __init__(self, rows: int) -> None:
         self.at: Longs = np.zeros(rows, np.int64)  # > 0: in a queue; 0: in none.
+        self.cell = self.at.data
         self._next = 1
 
     def take(self, count: int) -> int:
         """Returns the first of `count` numbers that are the caller's alone."""
         first, self._next = self._next, self._next + count
         return first
+
+
+class BlockCells:
+    """The columns of blocks, row by row."""
+
+    __slots__ = (
+        "created",
+        "doomed",
+        "first_part",
+        "holds",
+        "namespace",
+        "present",
+        "reserved",
+        "slot_units",
+        "touched",
+    )
+
+    def __init__(self, columns: BlockColumns) -> None:
+        self.namespace = columns.namespace.data
+        self.first_part = columns.first_part.data
+        self.slot_units = columns.slot_units.data
+        self.present = columns.present.data
+        self.reserved = columns.reserved.data
+        self.holds = columns.holds.data
+        self.doomed = columns.doomed.data.cast("B").cast("?")
+        self.created = columns.created.data.cast("B").cast("d")
+        self.touched = columns.touched.data.cast("B").cast("d")
 
 
 class BlockColumns:
@@ -57,6 +88,7 @@ class BlockColumns:
         self.touched: Floats = np.zeros(rows, np.float64)
         self.queue_place = Places(rows)  # Owned by the eviction policies.
         self.ttl_place = Places(rows)  # Owned by the namespaces' expiry queues.
+        self.cell = BlockCells(self)
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -76,10 +108,24 @@ class BlockColumns:
     def remove(self, row: int) -> None:
         """Clears a row and makes it free."""
         self.key[row] = None
-        for column in (self.present, self.reserved, self.holds, self.queue_place.at, self.ttl_place.at):
-            column[row] = 0
-        self.doomed[row] = False
+        cell = self.cell
+        cell.present[row] = cell.reserved[row] = cell.holds[row] = 0
+        self.queue_place.cell[row] = self.ttl_place.cell[row] = 0
+        cell.doomed[row] = False
         self._free.append(row)
+
+
+class PartCells:
+    """The columns of parts, row by row."""
+
+    __slots__ = ("block", "checksum", "length", "offset", "state")
+
+    def __init__(self, columns: PartColumns) -> None:
+        self.state = columns.state.data
+        self.offset = columns.offset.data
+        self.length = columns.length.data
+        self.checksum = columns.checksum.data
+        self.block = columns.block.data
 
 
 class PartColumns:
@@ -91,6 +137,7 @@ class PartColumns:
         self.length: Longs = np.zeros(rows, np.int64)
         self.checksum: Words = np.zeros(rows, np.uint64)
         self.block: Ids = np.zeros(rows, np.int32)
+        self.cell = PartCells(self)
         self._used = 0
         self._free: dict[int, list[int]] = {}  # Length of a run -> first rows.
 

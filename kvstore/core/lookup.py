@@ -8,6 +8,8 @@ found that way are checked to be this namespace's and still linked; where they a
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import numpy as np
 
 from kvstore.core.columns import BlockColumns, Ids
@@ -38,8 +40,7 @@ def leading_blocks(columns: BlockColumns, namespace: Namespace, keys: list[bytes
 
 def each_block(namespace: Namespace, keys: list[bytes]) -> Ids:
     """Returns the block of each key, -1 for those that are not in the index."""
-    found = list(map(namespace.blocks.get, keys))
-    return np.array([-1 if block is None else block for block in found], np.int32)
+    return np.fromiter(map(namespace.blocks.get, keys, repeat(-1)), np.int32, len(keys))
 
 
 def _run_length(stored: list[bytes | None], block: int, keys: list[bytes], at: int) -> int:

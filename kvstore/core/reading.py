@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.core.arena import SLOT_UNIT_BYTES
-from kvstore.core.columns import PRESENT, RESERVED, Bytes, Flags, Ids
+from kvstore.core.columns import Ids
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
 from kvstore.core.leases import NO_IDS, LeaseTable, ReadLease
-from kvstore.core.lookup import each_block, leading_blocks
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
+from kvstore.core.sight import BEYOND, BUSY, HOT, IN_FLIGHT, MISSING, Ask, Grant, Room, hot_prefix, look
 from kvstore_wire.errors import UnknownSession
-from kvstore_wire.states import BlockState, Coverage
+from kvstore_wire.states import Coverage
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,11 @@ class Reader:
         self, namespace: Namespace, keys: Sequence[bytes], *, parts: tuple[int, ...], coverage: Coverage, now: float
     ) -> Matched:
         """Tells which blocks are stored with all the parts asked for. Changes nothing but counters."""
-        states = bytearray(len(keys))
-        at, blocks = self._known(namespace, list(keys), coverage)
-        ready, reserved, _ = self._ready(namespace, blocks, parts, now)
-        answers = np.where(ready, np.uint8(BlockState.HOT), np.where(reserved, np.uint8(BlockState.IN_FLIGHT), 0))
-        view = np.frombuffer(states, np.uint8)
-        view[at] = answers
-        misses = np.flatnonzero(view != BlockState.HOT)
-        prefix = int(misses[0]) if len(misses) else len(keys)
+        states = look(self.records, Ask(namespace, keys, parts, coverage, now)).states
+        prefix = hot_prefix(states)
+        hits = prefix if coverage is Coverage.PREFIX else states.count(HOT)
         if coverage is Coverage.PREFIX:
-            view[prefix + 1 :] = BlockState.BEYOND
-        hits = prefix if coverage is Coverage.PREFIX else len(keys) - len(misses)
+            _mark_beyond(states, prefix + 1)
         counters = namespace.counters
         counters.add("match_calls")
         counters.add("match_asked_blocks", len(keys))
@@ -157,8 +150,9 @@ class Reader:
             self.records.unlink(block, Removal.CORRUPT)
 
     def _let_go(self, lease: ReadLease, now: float) -> None:
-        if len(lease.blocks):
-            self.records.unhold(lease.blocks[::-1], now)
+        count = len(lease.blocks)
+        if count:
+            self.records.unhold(lease.blocks[::-1] if count > 1 else lease.blocks, now)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -168,72 +162,44 @@ class Reader:
             raise UnknownSession("the session ended while the call waited", field="session")
         if acq.lease is not None and (acq.lease.ended or acq.lease.deadline <= now):
             return self._give_up(acq)
-        keys = list(acq.request.keys[acq.next :])
-        coverage, first = acq.request.coverage, acq.next
-        at, blocks = self._known(acq.namespace, keys, coverage)
-        ready, reserved, rows = self._ready(acq.namespace, blocks, acq.request.parts, now)
-        states: Bytes = np.zeros(len(keys), np.uint8)
-        states[at] = np.where(ready, np.uint8(BlockState.HOT), np.where(reserved, np.uint8(BlockState.IN_FLIGHT), 0))
-        end = self._end(states, coverage, stop_at_flight=stop_at_flight)
-        waits = stop_at_flight and end < len(keys) and states[end] == BlockState.IN_FLIGHT
-        wanted = np.flatnonzero(ready & (at < end)).astype(np.int32)
-        chosen = self._within_share(acq, blocks, wanted, states, at)
-        if len(chosen) < len(wanted) and coverage is Coverage.PREFIX:  # BUSY ends the prefix: nothing to wait for.
+        request, first = acq.request, acq.next
+        ask = Ask(acq.namespace, request.keys[first:] if first else request.keys, request.parts, request.coverage, now)
+        sight = look(self.records, ask)
+        states = sight.states
+        end = _end(states, request.coverage, stop_at_flight=stop_at_flight)
+        waits = stop_at_flight and end < len(states) and states[end] == IN_FLIGHT
+        grant = sight.grant(end, self._room(acq))
+        if grant.cut and request.coverage is Coverage.PREFIX:  # BUSY ends the prefix: nothing to wait for.
             waits = False
-        self._lease(acq, blocks[chosen], rows[chosen].ravel(), now)
+        self._lease(acq, grant, now)
         if waits:
-            self._wait(acq, int(blocks[np.flatnonzero(at == end)[0]]))
-            states = states[:end]
-        elif coverage is Coverage.PREFIX:
-            misses = np.flatnonzero(states != BlockState.HOT)
-            if len(misses):
-                states[int(misses[0]) + 1 :] = BlockState.BEYOND
+            self._wait(acq, acq.namespace.blocks[ask.keys[end]])
+            del states[end:]
+        elif request.coverage is Coverage.PREFIX:
+            _mark_beyond(states, hot_prefix(states) + 1)
         acq.next = first + len(states)
-        self._count(acq.namespace, states)
-        return Step(first, states.tobytes(), rows[chosen].ravel(), settled=not waits)
+        _count(acq.namespace, states)
+        return Step(first, bytes(states), grant.parts, settled=not waits)
 
     def _give_up(self, acq: Acquisition) -> Step:
         """Settles an Acquire whose lease ended while it waited: nothing more can come under that lease."""
         first, left = acq.next, len(acq.request.keys) - acq.next
         prefix = acq.request.coverage is Coverage.PREFIX
-        states = np.full(left, BlockState.BEYOND if prefix else BlockState.MISSING, np.uint8)
+        states = bytearray([BEYOND if prefix else MISSING]) * left
         acq.next = len(acq.request.keys)
-        self._count(acq.namespace, states)
-        return Step(first, states.tobytes(), NO_IDS, settled=True)
+        _count(acq.namespace, states)
+        return Step(first, bytes(states), NO_IDS, settled=True)
 
-    @staticmethod
-    def _end(states: Bytes, coverage: Coverage, *, stop_at_flight: bool) -> int:
-        """Index of the first key that this step must not lease."""
-        if coverage is Coverage.PREFIX:
-            stops = np.flatnonzero(states != BlockState.HOT)
-        elif stop_at_flight:
-            stops = np.flatnonzero(states == BlockState.IN_FLIGHT)
-        else:
-            return len(states)
-        return int(stops[0]) if len(stops) else len(states)
+    def _room(self, acq: Acquisition) -> Room:
+        """What is left of the shard's leased share, and of what one call may lease."""
+        records, limits = self.records, self.limits
+        held = records.leased_bytes + records.reserved_bytes
+        return Room(limits.call_bytes - acq.leased_bytes, limits.leased_share_bytes - held)
 
-    def _within_share(self, acq: Acquisition, blocks: Ids, chosen: Ids, states: Bytes, at: Ids) -> Ids:
-        """Cuts the blocks to lease where the shard's leased share or the call's bytes end; marks the rest BUSY."""
-        if not len(chosen):
-            return chosen
-        columns = self.records.blocks
-        parts = len(acq.request.parts) or acq.namespace.parts_per_block
-        size = columns.slot_units[blocks[chosen]].astype(np.int64) * SLOT_UNIT_BYTES
-        call_total = np.cumsum(size * parts) + acq.leased_bytes
-        newly = np.cumsum(np.where(columns.holds[blocks[chosen]] == 0, size * columns.present[blocks[chosen]], 0))
-        held = self.records.leased_bytes + self.records.reserved_bytes
-        fits = (call_total <= self.limits.call_bytes) & (
-            (newly == 0) | (held + newly <= self.limits.leased_share_bytes)
-        )
-        count = len(fits) if fits.all() else int(np.argmin(fits))
-        states[at[chosen[count:]]] = BlockState.BUSY
-        if count:
-            acq.leased_bytes = int(call_total[count - 1])
-        return chosen[:count]
-
-    def _lease(self, acq: Acquisition, blocks: Ids, parts: Ids, now: float) -> None:
-        if not len(blocks):
+    def _lease(self, acq: Acquisition, grant: Grant, now: float) -> None:
+        if not len(grant.blocks):
             return
+        acq.leased_bytes += grant.size_bytes
         deadline = now + acq.request.lease_s
         if acq.lease is not None:  # Each message's grants last as long as the first one's.
             self.leases.renew(acq.lease, max(deadline, acq.lease.deadline))
@@ -243,9 +209,9 @@ class Reader:
             self.leases.add(acq.lease)
             acq.session.leases.add(acq.lease.id)
         lease = acq.lease
-        self.records.hold(blocks)
-        lease.blocks = np.concatenate((lease.blocks, blocks)) if len(lease.blocks) else blocks
-        lease.parts = np.concatenate((lease.parts, parts)) if len(lease.parts) else parts
+        self.records.hold(grant.blocks)
+        lease.blocks = np.concatenate((lease.blocks, grant.blocks)) if len(lease.blocks) else grant.blocks
+        lease.parts = np.concatenate((lease.parts, grant.parts)) if len(lease.parts) else grant.parts
         # The whole request again, so that blocks that arrived late are still older than the head before them.
         self.records.touch(acq.namespace, distinct_tail_first(lease.blocks), now=now, hint=acq.request.hint)
 
@@ -261,42 +227,32 @@ class Reader:
                 del self.waiting[acq.waits_for]
             acq.waits_for = None
 
-    def _count(self, namespace: Namespace, states: Bytes) -> None:
-        counts = np.bincount(states, minlength=len(BlockState)).tolist()
-        counters = namespace.counters
-        counters.add("acquire_leased_blocks", counts[BlockState.HOT])
-        counters.add("acquire_missing_blocks", counts[BlockState.MISSING] + counts[BlockState.BEYOND])
-        counters.add("acquire_busy_blocks", counts[BlockState.BUSY])
-        counters.add("acquire_late_blocks", counts[BlockState.IN_FLIGHT])
-
-    # -- looking -------------------------------------------------------------------------------------------------
-
-    def _known(self, namespace: Namespace, keys: list[bytes], coverage: Coverage) -> tuple[Ids, Ids]:
-        """Returns (indexes of keys, their blocks) for keys in the index; PREFIX stops before the first that is not."""
-        if coverage is Coverage.PREFIX:
-            blocks = leading_blocks(self.records.blocks, namespace, keys)
-            return np.arange(len(blocks), dtype=np.int32), blocks
-        blocks = each_block(namespace, keys)
-        at = np.flatnonzero(blocks >= 0).astype(np.int32)
-        return at, blocks[at]
-
-    def _ready(self, namespace: Namespace, blocks: Ids, parts: tuple[int, ...], now: float) -> tuple[Flags, Flags, Ids]:
-        """Returns, for each block, whether all its parts asked for are present, whether it is not but the missing
-        ones are being written, and the rows of those parts (shape: blocks x parts)."""
-        columns = self.records.blocks
-        chosen = np.array(parts or range(namespace.parts_per_block), np.int32)
-        rows: Ids = columns.first_part[blocks][:, None] + chosen
-        state = self.records.parts.state[rows]
-        present = state == PRESENT
-        ready = present.all(axis=1)
-        reserved = ~ready & (present | (state == RESERVED)).all(axis=1)
-        if namespace.rules.ttl_s is not None:
-            young = columns.created[blocks] + namespace.rules.ttl_s > now
-            ready, reserved = ready & young, reserved & young
-        return ready, reserved, rows
-
 
 def distinct_tail_first(blocks: Ids) -> Ids:
     """Returns the distinct blocks, the last one first."""
-    order = list(dict.fromkeys(blocks[::-1].tolist()))
-    return np.array(order, np.int32) if order else NO_IDS
+    if len(blocks) < 2:
+        return blocks
+    return np.array(list(dict.fromkeys(blocks[::-1].tolist())), np.int32)
+
+
+def _end(states: bytearray, coverage: Coverage, *, stop_at_flight: bool) -> int:
+    """Index of the first key that this step must not lease."""
+    if coverage is Coverage.PREFIX:
+        return hot_prefix(states)
+    flight = states.find(IN_FLIGHT) if stop_at_flight else -1
+    return len(states) if flight < 0 else flight
+
+
+def _mark_beyond(states: bytearray, start: int) -> None:
+    """Answers what lies beyond the usable prefix."""
+    if start < len(states):
+        states[start:] = bytes([BEYOND]) * (len(states) - start)
+
+
+def _count(namespace: Namespace, states: bytearray) -> None:
+    counters, leased = namespace.counters, states.count(HOT)
+    counters.add("acquire_leased_blocks", leased)
+    if leased < len(states):
+        counters.add("acquire_missing_blocks", states.count(MISSING) + states.count(BEYOND))
+        counters.add("acquire_busy_blocks", states.count(BUSY))
+        counters.add("acquire_late_blocks", states.count(IN_FLIGHT))

@@ -10,14 +10,16 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap, ClassKey
-from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, Longs, PartColumns, Words
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, Longs, PartColumns
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy, TouchHint
+from kvstore.core.few import is_few
+from kvstore.core.holds import add_holds, take_holds
 from kvstore.core.namespaces import Namespace
 
 SPARE_ROWS = 70_000  # Rows for one call's blocks before they have slots.
@@ -42,7 +44,7 @@ class Records:
         return self.arena.total_bytes - self.reserved_bytes - self.leased_bytes - self.evictable_bytes
 
     def slot_bytes(self, block: int) -> int:
-        return int(self.blocks.slot_units[block]) * SLOT_UNIT_BYTES
+        return self.blocks.cell.slot_units[block] * SLOT_UNIT_BYTES
 
     # -- making and removing -------------------------------------------------------------------------------------
 
@@ -55,14 +57,15 @@ class Records:
         if first is None:
             self.blocks.remove(block)
             return None
-        self.blocks.first_part[block] = first
-        self.blocks.namespace[block] = namespace.index
-        self.blocks.slot_units[block] = slot_bytes // SLOT_UNIT_BYTES
+        cell = self.blocks.cell
+        cell.first_part[block] = first
+        cell.namespace[block] = namespace.index
+        cell.slot_units[block] = slot_bytes // SLOT_UNIT_BYTES
         return block
 
     def drop_new_block(self, namespace: Namespace, block: int) -> None:
         """Takes back a block that `new_block` made and that was never linked."""
-        self.parts.remove(int(self.blocks.first_part[block]), namespace.parts_per_block)
+        self.parts.remove(self.blocks.cell.first_part[block], namespace.parts_per_block)
         self.blocks.remove(block)
 
     def link(self, namespace: Namespace, block: int, now: float) -> None:
@@ -71,73 +74,106 @@ class Records:
         assert key is not None
         namespace.blocks[key] = block
         self.namespaces[namespace.index] = namespace
-        self.blocks.created[block] = self.blocks.touched[block] = now
+        self.blocks.cell.created[block] = self.blocks.cell.touched[block] = now
         if namespace.expiry is not None:
             namespace.expiry.append(np.array([block], np.int32))
 
-    def reserve_slots(self, namespace: Namespace, parts: Ids, *, offsets: Longs, lengths: Longs) -> None:
+    def reserve_slots(self, namespace: Namespace, parts: Ids, *, offsets: Longs, lengths: Sequence[int]) -> None:
         """Gives slots to absent parts of blocks of one slot size."""
-        self.parts.offset[parts] = offsets
-        self.parts.length[parts] = lengths
-        self.parts.state[parts] = RESERVED
-        owners = self.parts.block[parts]
-        np.add.at(self.blocks.reserved, owners, 1)
-        size = len(parts) * self.slot_bytes(int(owners[0])) if len(parts) else 0
+        if not len(parts):
+            return
+        if is_few(parts):
+            self._mark_reserved_few(parts.tolist(), offsets.tolist(), lengths)
+        else:
+            self.parts.offset[parts] = offsets
+            self.parts.length[parts] = lengths
+            self.parts.state[parts] = RESERVED
+            np.add.at(self.blocks.reserved, self.parts.block[parts], 1)
+        size = len(parts) * self.slot_bytes(self.parts.cell.block[int(parts[0])])
         self.reserved_bytes += size
         namespace.hot_bytes += size
 
-    def publish(self, parts: Ids, checksums: Words) -> None:
+    def _mark_reserved_few(self, parts: list[int], offsets: list[int], lengths: Sequence[int]) -> None:
+        cell, reserved = self.parts.cell, self.blocks.cell.reserved
+        for part, offset, length in zip(parts, offsets, lengths, strict=True):
+            cell.offset[part] = offset
+            cell.length[part] = length
+            cell.state[part] = RESERVED
+            reserved[cell.block[part]] += 1
+
+    def publish(self, parts: Sequence[int], checksums: Sequence[int]) -> None:
         """Makes reserved parts of held blocks visible."""
-        self.parts.checksum[parts] = checksums
-        self.parts.state[parts] = PRESENT
-        owners = self.parts.block[parts]
-        np.add.at(self.blocks.reserved, owners, -1)
-        np.add.at(self.blocks.present, owners, 1)
-        size = int(self.blocks.slot_units[owners].sum(dtype=np.int64)) * SLOT_UNIT_BYTES
+        owners = self._mark_present_few(parts, checksums) if is_few(parts) else self._mark_present(parts, checksums)
+        units = self.blocks.cell.slot_units
+        size = sum([units[owner] for owner in owners]) * SLOT_UNIT_BYTES
         self.reserved_bytes -= size
         self.leased_bytes += size
-        for block in dict.fromkeys(owners.tolist()):
+        for block in dict.fromkeys(owners):
             self.on_change(block)
 
-    def abandon(self, namespace: Namespace, parts: Ids) -> None:
+    def _mark_present(self, parts: Sequence[int], checksums: Sequence[int]) -> list[int]:
+        """Returns the block of each part."""
+        rows = np.array(parts, np.int32)
+        self.parts.checksum[rows] = np.array(checksums, np.uint64)
+        self.parts.state[rows] = PRESENT
+        column = self.parts.block[rows]
+        np.add.at(self.blocks.reserved, column, -1)
+        np.add.at(self.blocks.present, column, 1)
+        owners: list[int] = column.tolist()
+        return owners
+
+    def _mark_present_few(self, parts: Sequence[int], checksums: Sequence[int]) -> list[int]:
+        cell, blocks = self.parts.cell, self.blocks.cell
+        owners: list[int] = []
+        for part, checksum in zip(parts, checksums, strict=True):
+            block = cell.block[part]
+            cell.checksum[part] = checksum
+            cell.state[part] = PRESENT
+            blocks.reserved[block] -= 1
+            blocks.present[block] += 1
+            owners.append(block)
+        return owners
+
+    def abandon(self, namespace: Namespace, parts: Sequence[int]) -> None:
         """Takes the slots of reserved parts back; their blocks are still held by the lease that ends."""
-        if not len(parts):
-            return
-        self.parts.state[parts] = ABSENT
-        owners = self.parts.block[parts]
-        np.add.at(self.blocks.reserved, owners, -1)
-        size = int(self.blocks.slot_units[owners].sum(dtype=np.int64)) * SLOT_UNIT_BYTES
-        self.reserved_bytes -= size
-        namespace.hot_bytes -= size
-        self.arena.free(self.parts.offset[parts].tolist())
-        for block in dict.fromkeys(owners.tolist()):
+        cell, blocks = self.parts.cell, self.blocks.cell
+        owners = [cell.block[part] for part in parts]
+        units = 0
+        for part, block in zip(parts, owners, strict=True):
+            cell.state[part] = ABSENT
+            blocks.reserved[block] -= 1
+            units += blocks.slot_units[block]
+        self.reserved_bytes -= units * SLOT_UNIT_BYTES
+        namespace.hot_bytes -= units * SLOT_UNIT_BYTES
+        self.arena.free([cell.offset[part] for part in parts])
+        for block in dict.fromkeys(owners):
             self.on_change(block)
 
     def unlink(self, block: int, cause: Removal) -> bool:
         """Takes a block out of the index; true if its slots came back at once (nothing holds it)."""
-        blocks = self.blocks
-        namespace = self.namespaces[int(blocks.namespace[block])]
-        key = blocks.key[block]
+        cell = self.blocks.cell
+        namespace = self.namespaces[cell.namespace[block]]
+        key = self.blocks.key[block]
         assert key is not None
-        assert not blocks.doomed[block]
+        assert not cell.doomed[block]
         del namespace.blocks[key]
         namespace.counters.add(cause.value)
         self._policy_of(block).remove(block)
         if namespace.expiry is not None:
             namespace.expiry.remove(block)
-        blocks.doomed[block] = True
+        cell.doomed[block] = True
         self.on_change(block)
-        if blocks.holds[block] == 0:
-            self.evictable_bytes -= int(blocks.present[block]) * self.slot_bytes(block)
+        if cell.holds[block] == 0:
+            self.evictable_bytes -= cell.present[block] * self.slot_bytes(block)
             self._free_block(block, namespace)
             return True
         return False
 
     def _free_block(self, block: int, namespace: Namespace) -> None:
         """Gives back the slots and rows of an unlinked block that nothing holds (its bytes are off the account)."""
-        first, count = int(self.blocks.first_part[block]), namespace.parts_per_block
-        state = self.parts.state[first : first + count]
-        used = self.parts.offset[first : first + count][state != ABSENT].tolist()
+        first, count = self.blocks.cell.first_part[block], namespace.parts_per_block
+        cell = self.parts.cell
+        used = [cell.offset[part] for part in range(first, first + count) if cell.state[part] != ABSENT]
         self.arena.free(used)
         namespace.hot_bytes -= len(used) * self.slot_bytes(block)
         self.parts.remove(first, count)
@@ -147,28 +183,20 @@ class Records:
 
     def hold(self, blocks: Ids) -> None:
         """Adds a hold to each block; a block may be named more than once."""
-        holds = self.blocks.holds
-        fresh = np.unique(blocks[holds[blocks] == 0])
-        np.add.at(holds, blocks, 1)
-        size = self._present_bytes(fresh)
+        size = add_holds(self.blocks, blocks) * SLOT_UNIT_BYTES
         self.evictable_bytes -= size
         self.leased_bytes += size
 
     def unhold(self, blocks: Ids, now: float) -> None:
         """Takes one hold from each, given tail first; frees what was removed meanwhile and what holds no part."""
-        holds = self.blocks.holds
-        np.subtract.at(holds, blocks, 1)
-        idle = np.unique(blocks[holds[blocks] == 0])
-        size = self._present_bytes(idle)
-        self.leased_bytes -= size
-        gone = self.blocks.doomed[idle]
-        kept = idle[~gone]
-        self.evictable_bytes += self._present_bytes(kept)
-        for block in idle[gone].tolist():
-            self._free_block(block, self.namespaces[int(self.blocks.namespace[block])])
-        for block in kept[self.blocks.present[kept] == 0].tolist():
+        idle = take_holds(self.blocks, blocks)
+        self.leased_bytes -= (idle.kept_units + idle.gone_units) * SLOT_UNIT_BYTES
+        self.evictable_bytes += idle.kept_units * SLOT_UNIT_BYTES
+        for block in idle.gone:
+            self._free_block(block, self.namespaces[self.blocks.cell.namespace[block]])
+        for block in idle.empty:
             self.unlink(block, Removal.INCOMPLETE)
-        if (self.blocks.queue_place.at[kept] < 0).any():
+        if idle.is_parked:
             self._unpark(blocks, now)
 
     def _unpark(self, blocks: Ids, now: float) -> None:
@@ -177,22 +205,28 @@ class Records:
         for block in dict.fromkeys(idle.tolist()):
             self._policy_of(block).unpark(np.array([block], np.int32), now)
 
-    def _present_bytes(self, blocks: Ids) -> int:
-        units = self.blocks.present[blocks].astype(np.int64) * self.blocks.slot_units[blocks]
-        return int(units.sum()) * SLOT_UNIT_BYTES
-
     # -- order ---------------------------------------------------------------------------------------------------
 
     def touch(self, namespace: Namespace, blocks: Ids, *, now: float, hint: TouchHint) -> None:
         """Tells the policy of one request's blocks, distinct, given tail first."""
         if not len(blocks):
             return
-        units = self.blocks.slot_units[blocks]
-        if (units == units[0]).all():
-            self.cohort(namespace, int(units[0]) * SLOT_UNIT_BYTES).touch(blocks, now, hint)
+        unit = self._only_unit(blocks)
+        if unit is not None:
+            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(blocks, now, hint)
             return
+        units = self.blocks.slot_units[blocks]
         for unit in np.unique(units).tolist():
             self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(blocks[units == unit], now, hint)
+
+    def _only_unit(self, blocks: Ids) -> int | None:
+        """The slot size that all these blocks have, None if they have several."""
+        if is_few(blocks):
+            units = self.blocks.cell.slot_units
+            found = {units[block] for block in blocks.tolist()}
+            return found.pop() if len(found) == 1 else None
+        column = self.blocks.slot_units[blocks]
+        return int(column[0]) if (column == column[0]).all() else None
 
     def cohort(self, namespace: Namespace, slot_bytes: int) -> EvictionPolicy:
         """The policy that orders a namespace's blocks of one slot size, made on first use."""
@@ -215,8 +249,7 @@ class Records:
         self.arena.forget(ClassKey(namespace.kv_slot_bytes, namespace.pool))  # Where no slot was ever to be had.
 
     def _policy_of(self, block: int) -> EvictionPolicy:
-        namespace = self.namespaces[int(self.blocks.namespace[block])]
-        return self.cohort(namespace, self.slot_bytes(block))
+        return self.cohort(self.namespaces[self.blocks.cell.namespace[block]], self.slot_bytes(block))
 
     # -- checking ------------------------------------------------------------------------------------------------
 

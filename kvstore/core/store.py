@@ -16,6 +16,7 @@ from kvstore.core.arena import SLOT_UNIT_BYTES, SPARE_POOL, ArenaMap, ClassKey
 from kvstore.core.columns import RESERVED, Floats, Ids
 from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
+from kvstore.core.few import is_few
 from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules, NamespaceTable
 from kvstore.core.reading import Acquisition, Reader, ReadLimits
@@ -118,6 +119,8 @@ class Store:
 
     def take_effects(self) -> list[Effect]:
         """Returns what must happen outside since the last call."""
+        if not self._effects:
+            return []
         effects, self._effects = self._effects, []
         return effects
 
@@ -349,6 +352,9 @@ class Store:
     def part_views(self, parts: Ids) -> tuple[list[int], list[int], list[int]]:
         """Returns (offsets, lengths, checksums) of parts."""
         columns = self.records.parts
+        if is_few(parts):
+            cell, rows = columns.cell, parts.tolist()
+            return [cell.offset[p] for p in rows], [cell.length[p] for p in rows], [cell.checksum[p] for p in rows]
         return columns.offset[parts].tolist(), columns.length[parts].tolist(), columns.checksum[parts].tolist()
 
     def _forget(self, namespace: Namespace) -> None:
@@ -357,4 +363,5 @@ class Store:
         self.records.forget_namespace(namespace)
 
     def _changed(self, block: int) -> None:
-        self._effects.extend(Wake(a) for a in self.reader.woken_by(block))
+        if self.reader.waiting:
+            self._effects.extend(Wake(a) for a in self.reader.woken_by(block))

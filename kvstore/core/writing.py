@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +16,7 @@ from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
 from kvstore.core.leases import NO_IDS, LeaseTable, WriteLease
-from kvstore.core.lookup import each_block
 from kvstore.core.namespaces import Namespace
-from kvstore.core.reading import distinct_tail_first
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
 from kvstore.core.space import Space
@@ -25,7 +24,7 @@ from kvstore_wire.errors import InvalidArgument, LeaseExpired
 from kvstore_wire.namespace import Kind
 from kvstore_wire.states import PartState
 
-_RESERVE_COUNTERS = {
+_RESERVE_COUNTERS: dict[int, str] = {
     PartState.CREATED: "reserve_created_parts",
     PartState.PRESENT: "reserve_present_parts",
     PartState.IN_FLIGHT: "reserve_in_flight_parts",
@@ -56,8 +55,7 @@ class Reserved:
     states: bytes
 
 
-@dataclass(frozen=True)
-class _Wish:
+class _Wish(NamedTuple):
     """One block to reserve parts of: its key's index, its row if it exists, and the parts to create."""
 
     at: int
@@ -68,32 +66,43 @@ class _Wish:
 
 @dataclass(eq=False)
 class _Plan:
-    """A Reserve under way: each key's block (-1 = none yet), the states so far, and what needs slots."""
+    """A Reserve under way: each key's block (-1 = none yet), the states of its parts so far, what needs slots, and what
+    got them."""
 
     chosen: tuple[int, ...]
     keys: Sequence[bytes]
-    known: Ids
-    states: np.ndarray[tuple[int, int], np.dtype[np.uint8]]
+    known: list[int]
+    states: bytearray  # Key by key.
     wishes: list[_Wish] = field(default_factory=list)
     repeats: dict[int, int] = field(default_factory=dict)  # Index of a key given again -> its first index.
     share_bytes: int = 0  # What may be reserved yet before the leased share ends.
+    blocks: list[int] = field(default_factory=list)  # Those with created parts, and these.
+    parts: list[int] = field(default_factory=list)  # In key then part order.
 
     def mark(self, wish: _Wish, state: PartState) -> None:
         """Answers the parts of a wish."""
-        if len(wish.parts) == len(self.chosen):
-            self.states[wish.at] = state
+        width = len(self.chosen)
+        start = wish.at * width
+        if len(wish.parts) == width:
+            self.states[start : start + width] = bytes((state,)) * width
             return
         for part in wish.parts:
-            self.states[wish.at, self.chosen.index(part)] = state
+            self.states[start + self.chosen.index(part)] = state
 
     def answer_repeats(self) -> None:
         """Answers a key given again as the first time; what that created is in flight."""
+        width = len(self.chosen)
         for at, first in self.repeats.items():
-            row = self.states[first]
-            self.states[at] = np.where(row == PartState.CREATED, np.uint8(PartState.IN_FLIGHT), row)
+            row = self.states[first * width : (first + 1) * width]
+            self.states[at * width : (at + 1) * width] = row.translate(_GIVEN_AGAIN)
 
 
 _KNOWN_STATES = {ABSENT: PartState.REFUSED, RESERVED: PartState.IN_FLIGHT, PRESENT: PartState.PRESENT}
+_GIVEN_AGAIN = bytes.maketrans(bytes((PartState.CREATED,)), bytes((PartState.IN_FLIGHT,)))
+# Read for every part, where a member of an enum costs as much as all the rest.
+_PRESENT, _COMMITTED, _UNFILLED, _LOST = (
+    int(state) for state in (PartState.PRESENT, PartState.COMMITTED, PartState.UNFILLED, PartState.LOST)
+)
 
 
 @dataclass
@@ -121,24 +130,25 @@ class Writer:
         # Before this call's own holds, which end with it and are no leases.
         plan.share_bytes = self.leased_share_bytes - self.records.leased_bytes - self.records.reserved_bytes
         # Held, so that making room cannot take this call's own blocks.
-        own = distinct_tail_first(plan.known[plan.known >= 0])
-        self.records.hold(own)
-        self.records.touch(namespace, own, now=now, hint=request.hint)
-        made = self._create(namespace, plan, now)
-        if made:
+        own = _distinct_tail_first([block for block in plan.known if block >= 0])
+        if len(own):
+            self.records.hold(own)
+            self.records.touch(namespace, own, now=now, hint=request.hint)
+        self._create(namespace, plan, now)
+        if plan.parts:
             self._touch_all(namespace, plan.known, now=now, hint=request.hint)
-        self.records.unhold(own, now)
+        if len(own):
+            self.records.unhold(own, now)
         plan.answer_repeats()
-        namespace.counters.add("reserve_calls")
-        self._count(namespace, plan.states)
-        if not made:
-            return Reserved(None, plan.states.tobytes())
-        lease.parts = np.concatenate(made)
-        lease.blocks = distinct_tail_first(self.records.parts.block[lease.parts])
-        lease.landed, lease.open = bytearray(len(lease.parts)), bytearray(b"\x01" * len(lease.parts))
+        _count(namespace, plan.states)
+        if not plan.parts:
+            return Reserved(None, bytes(plan.states))
+        lease.parts = np.array(plan.parts, np.int32)
+        lease.blocks = np.array(plan.blocks[::-1], np.int32)
+        lease.landed, lease.open = bytearray(len(plan.parts)), bytearray(b"\x01") * len(plan.parts)
         self.leases.add(lease)
         session.leases.add(lease.id)
-        return Reserved(lease, plan.states.tobytes())
+        return Reserved(lease, bytes(plan.states))
 
     def commit(self, lease: WriteLease, indexes: Sequence[int], checksums: Sequence[int], now: float) -> bytes:
         """Makes landed parts of a live lease visible; answers one PartState an index. The last part ends the lease.
@@ -149,29 +159,25 @@ class Writer:
         if lease.ended:
             raise LeaseExpired(f"write lease {lease.id} has ended", field="lease")
         _check_indexes(indexes, len(lease.parts), len(checksums))
-        states = bytearray(len(indexes))
-        good: list[int] = []
-        for i, index in enumerate(indexes):
-            states[i] = self._verdict(lease, index)
-            if states[i] == PartState.COMMITTED:
-                good.append(i)
-        lost = [index for index, s in zip(indexes, states, strict=True) if s == PartState.LOST and lease.open[index]]
-        self._drop(lease, np.array(lost, np.int64))
+        states = self._verdicts(lease, indexes)
+        lost = [index for index, s in zip(indexes, states, strict=True) if s == _LOST and lease.open[index]]
+        good = [i for i, s in enumerate(states) if s == _COMMITTED]
+        self._drop(lease, lost)
         if good:
+            parts = lease.parts.data
             for i in good:
                 lease.open[indexes[i]] = 0
-            sums = np.array([checksums[i] for i in good], np.uint64)
-            self.records.publish(lease.parts[[indexes[i] for i in good]], sums)
+            self.records.publish([parts[indexes[i]] for i in good], [checksums[i] for i in good])
         lease.namespace.counters.add("committed_parts", len(good))
         lease.namespace.counters.add("lost_parts", len(lost))
-        if not any(lease.open):
+        if 1 not in lease.open:
             self.end(lease, now)
         return bytes(states)
 
     def end(self, lease: WriteLease, now: float) -> None:
         """Ends a write lease and drops what it had not committed. What it held comes back now or with its last pin."""
         self.leases.end(lease)
-        left = np.flatnonzero(np.frombuffer(lease.open, np.uint8))
+        left = [index for index, is_open in enumerate(lease.open) if is_open] if 1 in lease.open else []
         lease.namespace.counters.add("abandoned_parts", len(left))
         self._drop(lease, left)
         if not lease.pins:
@@ -180,51 +186,61 @@ class Writer:
     def unpinned(self, lease: WriteLease, now: float) -> None:
         """Takes back the slots of parts dropped under the pins, and the holds if the lease has ended."""
         owed, lease.owed = lease.owed, NO_IDS
-        self.records.abandon(lease.namespace, owed)
+        self.records.abandon(lease.namespace, owed.tolist())
         if lease.ended:
             self.records.unhold(lease.blocks, now)
 
-    def _drop(self, lease: WriteLease, indexes: Longs) -> None:
+    def _drop(self, lease: WriteLease, indexes: list[int]) -> None:
         """Closes open parts that will never be visible; where a copy may still go on, their slots come back later."""
-        np.frombuffer(lease.open, np.uint8)[indexes] = 0
+        if not indexes:
+            return
+        for index in indexes:
+            lease.open[index] = 0
         parts = lease.parts[indexes]
         if lease.pins:
             lease.owed = np.concatenate((lease.owed, parts))
         else:
-            self.records.abandon(lease.namespace, parts)
+            self.records.abandon(lease.namespace, parts.tolist())
 
-    def _verdict(self, lease: WriteLease, index: int) -> PartState:
-        if self.records.blocks.doomed[self.records.parts.block[lease.parts[index]]]:
-            return PartState.LOST
-        if not lease.open[index]:
-            return PartState.PRESENT
-        return PartState.COMMITTED if lease.landed[index] else PartState.UNFILLED
+    def _verdicts(self, lease: WriteLease, indexes: Sequence[int]) -> bytearray:
+        """Tells of each part whether it can be committed."""
+        doomed, block, parts = self.records.blocks.cell.doomed, self.records.parts.cell.block, lease.parts.data
+        states = bytearray(len(indexes))
+        for i, index in enumerate(indexes):
+            if doomed[block[parts[index]]]:
+                states[i] = _LOST
+            elif not lease.open[index]:
+                states[i] = _PRESENT
+            else:
+                states[i] = _COMMITTED if lease.landed[index] else _UNFILLED
+        return states
 
     # -- reserve, step by step -----------------------------------------------------------------------------------
 
     def _plan(self, namespace: Namespace, request: ReserveRequest, chosen: tuple[int, ...], now: float) -> _Plan:
         """Answers the parts that need no slot and lists the blocks that do."""
-        self._expire(namespace, request.keys, now)
-        known = each_block(namespace, list(request.keys))
-        plan = _Plan(chosen, request.keys, known, np.zeros((len(request.keys), len(chosen)), np.uint8))
+        keys, get = request.keys, namespace.blocks.get
+        self._expire(namespace, keys, now)
+        known = [get(key, -1) for key in keys]
+        plan = _Plan(chosen, keys, known, bytearray(len(keys) * len(chosen)))
         seen: dict[bytes, int] = {}
-        for at, key in enumerate(request.keys):
+        for at, key in enumerate(keys):
             length = request.lengths[at] if request.lengths else namespace.spec.part_bytes
-            if key in seen:
-                plan.repeats[at] = seen[key]
+            first = seen.setdefault(key, at)
+            if first != at:
+                plan.repeats[at] = first
             elif known[at] < 0:
                 plan.wishes.append(_Wish(at, None, chosen, length))
             else:
                 self._plan_known(plan, at, length)
-            seen.setdefault(key, at)
         return plan
 
     def _plan_known(self, plan: _Plan, at: int, length: int) -> None:
-        block = int(plan.known[at])
-        first = int(self.records.blocks.first_part[block])
-        state = [int(self.records.parts.state[first + p]) for p in plan.chosen]
-        plan.states[at] = [_KNOWN_STATES[s] for s in state]
-        missing = tuple(p for p, s in zip(plan.chosen, state, strict=True) if s == ABSENT)
+        block, cell = plan.known[at], self.records.parts.cell
+        first, width = self.records.blocks.cell.first_part[block], len(plan.chosen)
+        state = [cell.state[first + part] for part in plan.chosen]
+        plan.states[at * width : (at + 1) * width] = bytes([_KNOWN_STATES[s] for s in state])
+        missing = tuple([part for part, s in zip(plan.chosen, state, strict=True) if s == ABSENT])
         if missing:
             plan.wishes.append(_Wish(at, block, missing, length))
 
@@ -234,57 +250,63 @@ class Writer:
             return
         for key in keys:
             block = namespace.blocks.get(key)
-            if block is not None and self.records.blocks.created[block] + namespace.rules.ttl_s <= now:
+            if block is not None and self.records.blocks.cell.created[block] + namespace.rules.ttl_s <= now:
                 self.records.unlink(block, Removal.TTL)
 
     def _check_size(self, namespace: Namespace, wishes: list[_Wish]) -> None:
-        size = sum(len(w.parts) * min(w.length, namespace.spec.part_bytes) for w in wishes)
+        most = namespace.spec.part_bytes
+        size = sum([len(w.parts) * min(w.length, most) for w in wishes])
         if size > self.call_bytes:
             raise InvalidArgument(f"{size} bytes to reserve", field="chain.keys", limit=f"{self.call_bytes} bytes")
 
-    def _create(self, namespace: Namespace, plan: _Plan, now: float) -> list[Ids]:
+    def _create(self, namespace: Namespace, plan: _Plan, now: float) -> None:
         """Gives slots wish by wish, in runs of one slot size; in a chain nothing follows the first refusal."""
-        made: list[Ids] = []
         stopped = False
         for slot_bytes, run in _runs(namespace, plan.wishes):
             if stopped:
                 for wish in run:
                     plan.mark(wish, PartState.BEYOND)
                 continue
-            parts, why = self._create_run(namespace, plan, run, slot_bytes=slot_bytes, now=now)
-            made.extend(parts)
-            for wish in run[: len(parts)]:
+            count, why = self._create_run(namespace, plan, run, slot_bytes=slot_bytes, now=now)
+            for wish in run[:count]:
                 plan.mark(wish, PartState.CREATED)
-            for i, wish in enumerate(run[len(parts) :]):
+            for i, wish in enumerate(run[count:]):
                 plan.mark(wish, PartState.BEYOND if i and namespace.is_chained else why)
-            stopped = namespace.is_chained and len(parts) < len(run)
-        return made
+            stopped = namespace.is_chained and count < len(run)
 
     def _create_run(
         self, namespace: Namespace, plan: _Plan, run: list[_Wish], *, slot_bytes: int, now: float
-    ) -> tuple[list[Ids], PartState]:
-        """Creates the leading blocks of a run; returns the parts of each, and why the next was refused."""
+    ) -> tuple[int, PartState]:
+        """Creates the leading blocks of a run; returns how many, and why the next was refused."""
         if self.draining:
-            return [], PartState.DRAINING
+            return 0, PartState.DRAINING
         if run[0].length > namespace.spec.part_bytes or slot_bytes > self.records.arena.page_bytes:
-            return [], PartState.TOO_LARGE
-        need = min(sum(len(w.parts) for w in run), max(0, plan.share_bytes // slot_bytes))
+            return 0, PartState.TOO_LARGE
+        need = min(sum([len(w.parts) for w in run]), max(0, plan.share_bytes // slot_bytes))
         allowed = self.space.shrink(namespace, slot_bytes, need * slot_bytes) // slot_bytes
         why = PartState.QUOTA if allowed < need else PartState.FULL
         wishes = _leading(run, allowed)
         blocks = self._rows(namespace, plan, wishes, slot_bytes=slot_bytes, now=now)
-        rows = [self._part_rows(block, wish) for block, wish in zip(blocks, wishes, strict=False)]
-        owners = np.concatenate(rows) if rows else np.empty(0, np.int32)
+        wishes = wishes[: len(blocks)]
+        parts = self._part_rows(blocks, wishes)
+        owners = np.array(parts, np.int32)
         offsets = self.space.allocate(namespace, owners, slot_bytes=slot_bytes, now=now)
-        fit = len(_leading(wishes[: len(rows)], len(offsets)))
-        used = sum(len(r) for r in rows[:fit])
-        self.records.arena.free(offsets[used:].tolist())
-        for block, wish in list(zip(blocks, wishes, strict=False))[fit:]:
-            if wish.block is None:
-                self.records.drop_new_block(namespace, block)
+        fit = len(wishes)
+        if len(offsets) < len(parts):
+            fit = len(_leading(wishes, len(offsets)))
+            parts = self._part_rows(blocks[:fit], wishes[:fit])
+            self._take_back(namespace, blocks[fit:], wishes[fit:], offsets=offsets[len(parts) :].tolist())
+        used = len(parts)
         plan.share_bytes -= used * slot_bytes
         self._adopt(namespace, plan, blocks[:fit], wishes[:fit], owners=owners[:used], offsets=offsets[:used], now=now)
-        return rows[:fit], why
+        return fit, why
+
+    def _take_back(self, namespace: Namespace, blocks: list[int], wishes: list[_Wish], *, offsets: list[int]) -> None:
+        """Gives up blocks that did not get all their slots, and the slots that they got."""
+        self.records.arena.free(offsets)
+        for block, wish in zip(blocks, wishes, strict=True):
+            if wish.block is None:
+                self.records.drop_new_block(namespace, block)
 
     def _rows(
         self, namespace: Namespace, plan: _Plan, wishes: list[_Wish], *, slot_bytes: int, now: float
@@ -300,8 +322,9 @@ class Writer:
             blocks.append(block)
         return blocks
 
-    def _part_rows(self, block: int, wish: _Wish) -> Ids:
-        return int(self.records.blocks.first_part[block]) + np.array(wish.parts, np.int32)
+    def _part_rows(self, blocks: list[int], wishes: list[_Wish]) -> list[int]:
+        first = self.records.blocks.cell.first_part
+        return [first[block] + part for block, wish in zip(blocks, wishes, strict=True) for part in wish.parts]
 
     def _adopt(
         self,
@@ -317,25 +340,36 @@ class Writer:
         """Links new blocks, gives parts their slots and holds every block for the lease."""
         if not blocks:
             return
-        lengths = np.repeat([w.length for w in wishes], [len(w.parts) for w in wishes])
+        lengths = [wish.length for wish in wishes for _ in wish.parts]
         self.records.reserve_slots(namespace, owners, offsets=offsets, lengths=lengths)
         for block, wish in zip(blocks, wishes, strict=True):
             if wish.block is None:
                 self.records.link(namespace, block, now)
                 plan.known[wish.at] = block
         self.records.hold(np.array(blocks, np.int32))
+        plan.blocks += blocks
+        plan.parts += owners.tolist()
 
-    def _touch_all(self, namespace: Namespace, known: Ids, *, now: float, hint: TouchHint) -> None:
+    def _touch_all(self, namespace: Namespace, known: list[int], *, now: float, hint: TouchHint) -> None:
         """The whole chain as one request, stored head included; blocks removed while room was made are left out."""
-        blocks = known[known >= 0]
-        self.records.touch(
-            namespace, distinct_tail_first(blocks[~self.records.blocks.doomed[blocks]]), now=now, hint=hint
-        )
+        doomed = self.records.blocks.cell.doomed
+        blocks = _distinct_tail_first([block for block in known if block >= 0 and not doomed[block]])
+        self.records.touch(namespace, blocks, now=now, hint=hint)
 
-    def _count(self, namespace: Namespace, states: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> None:
-        counts = np.bincount(states.ravel(), minlength=len(PartState)).tolist()
-        for state, name in _RESERVE_COUNTERS.items():
-            namespace.counters.add(name, counts[state])
+
+def _distinct_tail_first(blocks: list[int]) -> Ids:
+    """As distinct_tail_first, of a list."""
+    return np.array(list(dict.fromkeys(reversed(blocks))), np.int32) if blocks else NO_IDS
+
+
+def _count(namespace: Namespace, states: bytearray) -> None:
+    """Counts one call and what it answered."""
+    counters = namespace.counters
+    counters.add("reserve_calls")
+    for state in set(states):
+        name = _RESERVE_COUNTERS.get(state)
+        if name is not None:
+            counters.add(name, states.count(state))
 
 
 def _runs(namespace: Namespace, wishes: list[_Wish]) -> list[tuple[int, list[_Wish]]]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore_wire.errors import InvalidArgument
 
@@ -56,8 +55,7 @@ class Verb(IntEnum):
 VERB_OF_METHOD = {verb.name.title(): verb for verb in Verb if verb >= Verb.ATTACH}
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """The header of a frame. Units: `timeout_ms` from when it was sent, 0 = none; sizes in bytes."""
 
     verb: int

@@ -112,7 +112,7 @@ class NamespaceSpec:
             raise InvalidArgument("is required for kind KV and absent for kind OPAQUE", field="geometry")
         object.__setattr__(self, "facts", _checked_facts(self.facts))
 
-    @property
+    @cached_property
     def parts_per_block(self) -> int:
         return 1 if self.geometry is None else self.geometry.parts_per_block
 

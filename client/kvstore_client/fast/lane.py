@@ -30,6 +30,7 @@ class BlockingLane:
         self._is_tls = isinstance(self._sock, ssl.SSLSocket)
         self._timeout_s = 0.0
         self.broken = False
+        self.was_silent = True  # The last call got not a byte of an answer.
 
     @property
     def is_fit(self) -> bool:
@@ -103,6 +104,7 @@ class BlockingLane:
 
     def _drive(self, made: Exchange, deadline: Deadline) -> None:
         wire, reader = self.wire, self.wire.reader
+        self.was_silent = True
         self._set_timeouts(deadline)
         while not made.done:
             buffers = wire.pending()
@@ -115,6 +117,7 @@ class BlockingLane:
             size = self._receive(view, deadline, whole=reader.payload_left > 0)
             if size == 0:
                 raise ConnectionResetError("the shard closed it")
+            self.was_silent = False
             reader.landed(size)
         if wire.failure is not None:
             raise PathDown(str(wire.failure), sent=True)

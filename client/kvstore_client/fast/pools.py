@@ -16,8 +16,10 @@ from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.fast.wire import MakePieces, Taker
 from kvstore_client.paths import Path, Paths
 from kvstore_wire.errors import DeadlineExceeded
+from kvstore_wire.frames import Verb
 
 MAX_IDLE_LANES = 32
+_REPEATABLE = frozenset((Verb.MATCH, Verb.GET, Verb.RENEW, Verb.DELETE, Verb.OVER, Verb.EXPLAIN))
 
 
 class BlockingLanes:
@@ -33,7 +35,20 @@ class BlockingLanes:
         self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
     ) -> None:
         """Never suspends: it blocks."""
-        lane = self._take(deadline)
+        lane = self._idle_lane(verb)
+        if lane is not None:
+            try:
+                lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+                self._paths.worked(self.path)
+                return
+            except PathDown as error:
+                if not lane.was_silent or verb not in _REPEATABLE:
+                    self._paths.failed(self.path, error)
+                    raise
+            finally:
+                self._give_back(lane)
+        # A connection that was closed while it lay idle says nothing about the shard: a new one does.
+        lane = self._new_lane(deadline)
         try:
             lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
         except PathDown as error:
@@ -48,17 +63,20 @@ class BlockingLanes:
         while self._idle:
             self._idle.pop().close()
 
-    def _take(self, deadline: Deadline) -> BlockingLane:
+    def _idle_lane(self, verb: int) -> BlockingLane | None:
+        """Returns a lane that no call uses; for a call that must not be made twice, one that is known to be open."""
         if self._closed:
             raise ClientClosed("the client was closed", field="client")
         while True:
             try:
                 lane = self._idle.pop()
             except IndexError:
-                break
-            if lane.is_fit and lane.is_quiet():
+                return None
+            if lane.is_fit and (verb in _REPEATABLE or lane.is_quiet()):
                 return lane
             lane.close()
+
+    def _new_lane(self, deadline: Deadline) -> BlockingLane:
         try:
             return BlockingLane(dial(self.path.endpoint, self.path.generation, deadline))
         except PathDown as error:

@@ -34,26 +34,26 @@ class FramedTransport:
     """All verbs over the frames of one kind of connection."""
 
     def __init__(self, name: str, lanes: Lanes) -> None:
-        self.name, self._lanes = name, lanes
+        self.name, self.lanes = name, lanes
 
     async def unary(self, name: str, request: Message, deadline: Deadline) -> Any:
         """Calls a method that answers once. Raises KvStoreError."""
         taker = OneMessage()
         raw = request.SerializeToString()
-        await self._lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
+        await self.lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
         return _parsed(STORE_METHODS[name].response, taker.raw)
 
     async def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncGenerator[Any, None]:
         """Yields the answers of a method that answers several times, once all are there. Raises KvStoreError."""
         taker = Messages()
         raw = request.SerializeToString()
-        await self._lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
+        await self.lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
         for message in taker.all:
             yield _parsed(STORE_METHODS[name].response, message)
 
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         taker = _GetTaker(receiver)
-        await self._lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
+        await self.lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
         if not taker.begun:
             raise MalformedAnswer("the answer has no header")
         receiver.finish()
@@ -62,7 +62,7 @@ class FramedTransport:
         taker = OneMessage()
         raw = store.PutRequest(header=header).SerializeToString()
         source = _PutSource(outgoing)
-        await self._lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
+        await self.lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
         answer: store.PutResponse = _parsed(store.PutResponse, taker.raw)
         if not source.complete and PartState.COMMITTED in answer.states:
             raise MalformedAnswer("the shard claims to have stored what it was not sent")

@@ -191,7 +191,7 @@ class ShmTransport(FramedTransport):
         taker = OneMessage()
         raw = store.PutRequest(header=header).SerializeToString()
         source = _Trailer(outgoing, self._memory.copier)
-        await self._lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
+        await self.lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
         answer: store.PutResponse = _parsed(store.PutResponse(), taker.raw)
         return answer
 
@@ -254,7 +254,7 @@ class ShmTransport(FramedTransport):
         request.into.CopyFrom(found[1])
         request.into.region = number
         taker = _HeaderOnly(receiver)
-        await self._lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
+        await self.lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
         if taker.header is None:
             raise MalformedAnswer("the answer has no header")
         receiver.begin(taker.header)

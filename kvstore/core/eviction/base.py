@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from kvstore.core.columns import Flags, Floats, Ids, Places
+from kvstore.core.few import is_few
 
 PARKED = -1  # Place of a block that reached the old end while it was held.
 _FIRST_LOG = 64
@@ -73,10 +74,10 @@ class BlockQueue:
     Owns: the column of places for the blocks in it (0 = not in it). Blocks of one call must be distinct.
     """
 
-    __slots__ = ("_base", "_count", "_head", "_log", "_place", "_places", "_tail")
+    __slots__ = ("_base", "_cell", "_count", "_head", "_log", "_place", "_places", "_tail")
 
     def __init__(self, places: Places) -> None:
-        self._places, self._place = places, places.at
+        self._places, self._place, self._cell = places, places.at, places.cell
         self._log: Ids = np.empty(_FIRST_LOG, np.int32)
         self._base = places.take(_FIRST_LOG)
         self._head = self._tail = self._count = 0
@@ -89,26 +90,37 @@ class BlockQueue:
         size = len(blocks)
         if self._tail + size > len(self._log):
             self._make_room(size)
+        if is_few(blocks):
+            self._append_few(blocks.tolist())
+            return
         place, tail = self._place, self._tail
         self._count += size - int(np.count_nonzero(place[blocks] > 0))
         self._log[tail : tail + size] = blocks
         self._tail = tail + size
         place[blocks] = np.arange(self._base + tail, self._base + tail + size)
 
+    def _append_few(self, blocks: list[int]) -> None:
+        log, cell, base = self._log, self._cell, self._base
+        for at, block in enumerate(blocks, self._tail):
+            self._count += cell[block] <= 0
+            log[at] = block
+            cell[block] = base + at
+        self._tail += len(blocks)
+
     def remove(self, block: int) -> None:
         """Takes a block out; one that is not in it is ignored."""
-        if self._place[block] > 0:
+        if self._cell[block] > 0:
             self._count -= 1
-        self._place[block] = 0
+        self._cell[block] = 0
 
     def oldest(self, holds: Ids) -> int | None:
         """Returns the oldest block without a hold; stale entries before it are dropped, held blocks parked."""
         while self._head < self._tail:
             block = int(self._log[self._head])
-            if self._place[block] == self._base + self._head:
+            if self._cell[block] == self._base + self._head:
                 if holds[block] == 0:
                     return block
-                self._place[block] = PARKED
+                self._cell[block] = PARKED
                 self._count -= 1
             self._head += 1
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvstore.core.columns import BlockColumns, Ids
 from kvstore.core.eviction.base import BlockQueue, TouchHint
+from kvstore.core.few import is_few
 
 
 class TailFirstLru:
@@ -24,7 +25,12 @@ class TailFirstLru:
         return len(self._queue)
 
     def touch(self, blocks: Ids, now: float, hint: TouchHint) -> None:
-        self._columns.touched[blocks] = now
+        if is_few(blocks):
+            touched = self._columns.cell.touched
+            for block in blocks.tolist():
+                touched[block] = now
+        else:
+            self._columns.touched[blocks] = now
         self._queue.append(blocks)
 
     def remove(self, block: int) -> None:

@@ -33,7 +33,7 @@ class ChannelVerbs:
     def __init__(self, shell: Shell, peer: Peer, *, frame_bytes: int, credit_bytes: int) -> None:
         self._shell, self._peer = shell, peer
         self._frame_bytes, self._credit_bytes = frame_bytes, credit_bytes
-        self._received, self._granted = 0, credit_bytes  # Payload that came, and that may come in all.
+        self._ungranted = 0  # Payload that came and that the peer was not granted anew.
         self._descriptors: deque[int] = deque()
         self.greeted = False
         self.peer_credit = 0
@@ -70,19 +70,15 @@ class ChannelVerbs:
         return bool(self._descriptors)
 
     def consumed(self, payload_bytes: int) -> int:
-        """Counts a frame's payload; returns what to grant now, 0 for nothing.
+        """Counts payload that came; returns what to grant now, 0 for nothing.
 
-        Raises InvalidArgument for a frame that began with no credit left. It may be longer than what is left.
+        Payload is in its slots when it is counted, so that nobody can send more than there is room for.
         """
-        if self._received >= self._granted and payload_bytes:
-            limit = f"{self._credit_bytes} bytes not granted anew"
-            raise InvalidArgument("payload beyond the credit", field="frame.payload_bytes", limit=limit)
-        self._received += payload_bytes
-        used = self._received + self._credit_bytes - self._granted
-        if used * 2 < self._credit_bytes:
+        self._ungranted += payload_bytes
+        if self._ungranted * 2 < self._credit_bytes:
             return 0
-        self._granted += used
-        return used
+        granted, self._ungranted = self._ungranted, 0
+        return granted
 
     def close(self) -> None:
         """Closes descriptors that nobody took."""

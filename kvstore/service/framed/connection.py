@@ -170,13 +170,12 @@ class Connection:
     def _take_descriptors(self, data: bytes) -> None:
         came = array.array("i")
         came.frombytes(data[: len(data) - len(data) % came.itemsize])
-        for i, descriptor in enumerate(came):
-            try:
-                self._verbs.descriptor_came(descriptor)
-            except KvStoreError:
-                for rest in came[i + 1 :]:
-                    os.close(rest)
-                raise
+        if len(came) == 1:
+            self._verbs.descriptor_came(came[0])
+            return
+        for descriptor in came:
+            os.close(descriptor)
+        raise stray_descriptor()
 
     def _shake(self) -> bool:
         """Goes on with the TLS handshake; true once it is done."""

@@ -25,12 +25,13 @@ from kvstore.service.framed.puts import DISCARD, PutStream, as_error
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Transfers
-from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
+from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError, TableFull
 from kvstore_wire.frames import END, ERROR, MAX_OPEN_REQUESTS, Frame, Sink, Verb, head
 from kvstore_wire.methods import STORE_METHODS, method_name
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import channel_pb2 as channel
 
+HELD_MESSAGES = 8  # Of the largest size: what the requests that wait may hold together.
 _STREAMS = frozenset((Verb.PUT, Verb.SESSION))  # Requests of more than one frame.
 _NAMES = {verb: name for name, verb in ((n, Verb[n.upper()]) for n in STORE_METHODS)}
 
@@ -66,7 +67,7 @@ class Requests:
             self._sync[Verb[name.upper()]] = self._bound(name)
         self._pauses = _Pauses(shell.failpoints, wake)
         self.said_goodbye = self._over = False
-        self.frame_count = 0
+        self.frame_count = self._held_bytes = 0
 
     @property
     def is_receiving(self) -> bool:
@@ -77,6 +78,8 @@ class Requests:
         """Takes one frame. Raises InvalidArgument for what breaks the framing."""
         self.frame_count += 1
         verb = frame.verb
+        if self.said_goodbye:
+            raise InvalidArgument("nothing follows a GOODBYE", field="frame.verb")
         if frame.request in self._open and verb in _STREAMS:
             return self._continue(frame, message)
         self._check(frame)
@@ -288,10 +291,18 @@ class Requests:
 
     def _start(self, frame: Frame, work: Coroutine[Any, Any, None]) -> None:
         """Runs the rest of a request as a task; whatever it raises is the answer."""
+        most_bytes = HELD_MESSAGES * self._shell.limits.max_message_bytes
+        if self._held_bytes + frame.message_bytes > most_bytes:
+            work.close()
+            limit = f"{most_bytes} bytes"
+            self._refuse(frame, TableFull(f"{self._held_bytes} bytes of requests wait", field="message", limit=limit))
+            return
+        self._held_bytes += frame.message_bytes
         task = _Task(frame.verb, asyncio.ensure_future(work))
         self._open[frame.request] = task
 
         def done(finished: asyncio.Task[None]) -> None:
+            self._held_bytes -= frame.message_bytes
             if self._open.get(frame.request) is task:
                 del self._open[frame.request]
             self._ended(frame, finished)
