@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore_client.errors import Cancelled, ClientClosed, ForkedClient, MalformedAnswer, QueueFull
 from kvstore_client.options import VERIFY_OFF, VERIFY_ON, ClientOptions, Verify
-from kvstore_client.question import OVER, Chain, Hint
+from kvstore_client.question import OVER, Chain, Hint, Range
 from kvstore_client.results import (
     DeleteResult,
     ExplainResult,
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
     from kvstore_client.facade import Client
     from kvstore_client.leases import ReadLease, WriteLease
     from kvstore_client.namespace import AsyncNamespace
+    from kvstore_client.regions import Region
     from kvstore_client.tickets import Completion, Ticket
+    from kvstore_client.viewing import AsyncViews
+    from kvstore_client.views import BlockViews
 
 _LATER = {
     "AsyncClient": "client",
@@ -41,7 +44,10 @@ _LATER = {
     "Client": "facade",
     "Completion": "tickets",
     "Namespace": "blocking",
+    "AsyncViews": "viewing",
+    "BlockViews": "views",
     "ReadLease": "leases",
+    "Region": "regions",
     "Ticket": "tickets",
     "WriteLease": "leases",
 }
@@ -53,8 +59,10 @@ __all__ = [
     "Adapter",
     "AsyncClient",
     "AsyncNamespace",
+    "AsyncViews",
     "Attention",
     "BlockState",
+    "BlockViews",
     "CallerError",
     "Cancelled",
     "CapacityError",
@@ -88,8 +96,10 @@ __all__ = [
     "PeerError",
     "PutResult",
     "QueueFull",
+    "Range",
     "ReadLease",
     "ReadResult",
+    "Region",
     "RenewResult",
     "Ticket",
     "TlsOptions",

@@ -27,6 +27,7 @@ from kvstore_client.results import (
     RenewResult,
 )
 from kvstore_client.tickets import Job, Ticket
+from kvstore_client.views import BlockViews
 from kvstore_wire.errors import KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.states import Coverage
@@ -269,6 +270,26 @@ class Namespace:
             lambda e: self._inner.unleased(asked, e),
         )
         return HeldReadLease(self._owner, inner)
+
+    def view(
+        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int = 0, deadline_ms: int | None = None
+    ) -> BlockViews:
+        """Leases stored blocks and lets them be looked at in place: `with ns.view(keys) as views`.
+
+        `views.close()` tells whether what was looked at counts.
+        """
+        lease = self.acquire(keys, parts=parts, wait_ms=wait_ms, deadline_ms=deadline_ms)
+
+        def release(corrupt: Sequence[int]) -> bool:
+            self._owner.direct.keeper.drop(lease.inner)
+            return lease.release(corrupt=corrupt, deadline_ms=deadline_ms)
+
+        deadline = self._owner.deadline(deadline_ms)
+        return self._run(
+            lambda ns: ns.viewed(lease.inner, deadline, release),
+            deadline_ms,
+            lambda e: run_now(self._direct.viewed(self._inner.unleased(lease.inner.asked, e), deadline, release)),
+        )
 
     def reserve(
         self,

@@ -32,6 +32,11 @@ class _Lease:
         return self._core
 
     @property
+    def known_life(self) -> LeaseLife | None:
+        """As `life`, None if nothing was granted."""
+        return self._life
+
+    @property
     def held(self) -> bool:
         """Whether something is leased and, as far as is known, still is."""
         return self._life is not None and not self._life.ended

@@ -7,7 +7,7 @@ answer - is in its result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvstore_client.acquiring import AcquireCall
@@ -35,6 +35,8 @@ from kvstore_client.results import (
     leading,
 )
 from kvstore_client.session import Binding
+from kvstore_client.viewing import AsyncViews, copied, in_place, views_of
+from kvstore_client.views import BlockViews
 from kvstore_client.writing import PutCall, ReserveCall, write_leased
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import InvalidArgument, KvStoreError, LeaseExpired
@@ -147,6 +149,44 @@ class AsyncNamespace:
             work=lambda: self._core.safe(self.spec, deadline, call),
             failed=lambda e: self.unleased(asked, e),
         )
+
+    async def view(
+        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int = 0, deadline_ms: int | None = None
+    ) -> AsyncViews:
+        """Leases stored blocks and lets them be looked at in the shard's own memory; elsewhere than on its host, or
+        where it may not be mapped, in a copy. The lease is kept alive until the views are closed.
+
+        Nothing is checked against checksums by itself (`views.verify`). Where nothing could be leased the views are
+        empty: every block is a miss.
+        """
+        lease = await self.acquire(keys, parts=parts, wait_ms=wait_ms, deadline_ms=deadline_ms)
+        corrupt: list[int] = []
+
+        def note(found: Sequence[int]) -> bool:
+            corrupt.extend(found)
+            return True
+
+        views = await self.viewed(lease, self._core.deadline(deadline_ms), note)
+
+        async def release() -> bool:
+            self._core.keeper.drop(lease)
+            return await lease.release(corrupt=corrupt, deadline_ms=deadline_ms) if lease.held else not views.in_place
+
+        return AsyncViews(views, release)
+
+    async def viewed(
+        self, lease: ReadLease, deadline: Deadline, release: Callable[[Sequence[int]], bool]
+    ) -> BlockViews:
+        """Returns the views of a lease, which `release` ends where they are in place; else it has ended already."""
+        try:
+            mapping = await in_place(self._core, lease, deadline)
+            if mapping is not None:
+                return views_of(mapping, lease, lease.grants, release=release)
+            return await copied(self._core, lease, deadline)
+        except KvStoreError as error:
+            if lease.held:
+                self._core.background(lease.release())
+            return await copied(self._core, self.unleased(lease.asked, error), deadline)
 
     async def reserve(
         self,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from kvstore_client.channel import Connection
@@ -28,8 +28,10 @@ from kvstore_wire.errors import DeadlineExceeded, KvStoreError, UnknownSession, 
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
+from kvstore_wire.waiting import within
 
 HINTS, RANGES = "hints", "ranges"
+LONGEST_RENEW_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class Binding:
     limits: types.Limits
     features: frozenset[str]
     offers: Mapping[str, str]  # Address by transport.
+
+
+class HasLife(Protocol):
+    """A lease in a caller's hands."""
+
+    @property
+    def known_life(self) -> LeaseLife | None: ...
 
 
 class LeaseLife:
@@ -83,6 +92,9 @@ class SessionKeeper:
         self._one_at_a_time = asyncio.Lock()
         self._leases: WeakValueDictionary[int, LeaseLife] = WeakValueDictionary()
         self._leases_lock = threading.Lock()  # Threads that block add leases too.
+        self._kept: dict[int, LeaseLife] = {}  # Leases to keep alive, by number.
+        self._short_lease = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
         self._closed = False
         self.draining = False
 
@@ -134,6 +146,21 @@ class SessionKeeper:
             self._leases[life.lease.id] = life
         current = self._current
         life.ended = life.ended or current is None or current.session != life.session
+
+    def keep(self, life: LeaseLife) -> None:
+        """Lengthens a lease again and again until `drop`, or its end. May be called from any thread."""
+        with self._leases_lock:
+            self._kept[life.lease.id] = life
+        if life.lease.ttl_ms < 3 * LONGEST_RENEW_PAUSE_S * 1000:
+            with suppress(RuntimeError):  # The loop has ended, and the lease with it.
+                self._loop.call_soon_threadsafe(self._short_lease.set)
+
+    def drop(self, lease: HasLife) -> None:
+        """Lets a lease run out. May be called from any thread."""
+        life = lease.known_life
+        if life is not None:
+            with self._leases_lock:
+                self._kept.pop(life.lease.id, None)
 
     async def close(self) -> None:
         """Ends the session by ending its stream. Idempotent."""
@@ -207,8 +234,40 @@ class SessionKeeper:
         current.pulse = asyncio.create_task(self._hold(current))
         return current
 
+    async def _keep_alive(self, current: _Open) -> None:
+        """Renews the leases that are to be kept, each when a third of its time has gone."""
+        renewed: dict[int, float] = {}
+        while True:
+            with self._leases_lock:
+                kept = {i: life for i, life in self._kept.items() if life.session == current.session}
+            now = self._loop.time()
+            renewed = {i: renewed.get(i, now) for i in kept}
+            due = [life for i, life in kept.items() if now - renewed[i] >= life.lease.ttl_ms / 3000]
+            for at in range(0, len(due), contract.MAX_LEASES_PER_CALL):
+                await self._renew(current, due[at : at + contract.MAX_LEASES_PER_CALL])
+            renewed.update({life.lease.id: now for life in due})
+            shortest_s = min((life.lease.ttl_ms / 3000 for life in kept.values()), default=LONGEST_RENEW_PAUSE_S)
+            self._short_lease.clear()
+            with suppress(asyncio.TimeoutError):
+                await within(max(0.02, min(shortest_s / 2, LONGEST_RENEW_PAUSE_S)), self._short_lease.wait())
+
+    async def _renew(self, current: _Open, lives: list[LeaseLife]) -> None:
+        """Lengthens leases by what each had at first; those that have ended are marked."""
+        for lease_ms in {life.lease.ttl_ms for life in lives}:
+            same = [life for life in lives if life.lease.ttl_ms == lease_ms]
+            request = store.RenewRequest(
+                session=current.session, leases=[life.lease for life in same], lease_ms=lease_ms
+            )
+            try:
+                answer: store.RenewResponse = await self._connection.unary("Renew", request, Deadline.after(lease_ms))
+            except KvStoreError:  # Tried again at the next turn; if that is too late, the lease ends.
+                continue
+            for life, valid in zip(same, answer.valid, strict=False):
+                life.ended = life.ended or not valid
+
     async def _hold(self, current: _Open) -> None:
         why = "closed by the shard"
+        keeping = asyncio.ensure_future(self._keep_alive(current))
         try:
             async with aclosing(self._connection.pulse(current.session)) as notices:
                 async for notice in notices:
@@ -216,6 +275,7 @@ class SessionKeeper:
         except KvStoreError as error:
             why = str(error)
         finally:
+            keeping.cancel()
             self.lost(current.session, why)
 
     def _take(self, notice: store.SessionNotice) -> None:

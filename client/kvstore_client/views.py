@@ -33,6 +33,18 @@ class LifeOfLease(Protocol):
     def ended(self) -> bool: ...
 
 
+class Memory(Protocol):
+    """Where the bytes are: the shard's own memory, or a copy."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def array(self) -> npt.NDArray[np.uint8]: ...
+
+    def view(self, offset: int, length: int) -> memoryview: ...
+
+
 class BlockViews:
     """Read-only views of the parts under one lease, in key then part order. Leave its `with` block to end the lease.
 
@@ -48,7 +60,7 @@ class BlockViews:
 
     def __init__(
         self,
-        mapping: ArenaMapping,
+        mapping: Memory,
         *,
         states: bytes,
         grants: Grants,
@@ -81,6 +93,11 @@ class BlockViews:
     def held(self) -> bool:
         """Whether the blocks are leased and, as far as is known, still are."""
         return self._open and not self._life.ended
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the bytes are looked at in the shard's own memory; else they are a copy."""
+        return isinstance(self._mapping, ArenaMapping)
 
     @property
     def valid(self) -> bool | None:
@@ -183,7 +200,7 @@ class BlockViews:
                 self._views[part] = None
 
 
-def _check(mapping: ArenaMapping, states: bytes, grants: Grants, parts_per_block: int) -> None:
+def _check(mapping: Memory, states: bytes, grants: Grants, parts_per_block: int) -> None:
     if states.count(HOT) * parts_per_block != len(grants):
         raise MalformedAnswer(f"{len(grants)} parts for {states.count(HOT)} blocks of {parts_per_block}")
     size, offsets, lengths = np.uint64(mapping.size_bytes), grants.offsets, grants.lengths
