@@ -1,39 +1,123 @@
-"""`python -m bench [NAME ...] [--json FILE]`: prints each figure beside the ceiling of the same run.
+"""`python -m bench [NAME ...]`: prints each figure beside the ceiling of the same run.
 
-Names: transfer (inline Get and Put), rates (keys a second, memory a block), ping (small calls beside large ones).
-Exits 1 if a bound is missed. Figures of one run compare with each other only: the machine's speed drifts.
+Exits 1 if a bound is missed. Without names, everything that has bounds runs. Figures of one run compare with each
+other only: the machine's speed drifts.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from bench.report import Row, show, write_json
+from bench import channel, fairness
+from bench.compare.machine import machine
+from bench.compare.tables import Grid
+from bench.matrix.figures import Report
+from bench.matrix.picture import write_picture
+from bench.matrix.plan import Plan, add_options, plan_of
+from bench.matrix.session import Session, say
+from bench.matrix.tables import grids, to_dict
+from bench.report import Row, grid_of, show, to_dicts, to_markdown
 
-BENCHES = {"transfer": "Inline transfers", "rates": "Keys a second", "ping": "Small calls beside large ones"}
+MATRIX = "matrix"
+MATRIX_WIDTH = 190
+BENCHES = {
+    "transfer": "Inline transfers",
+    "rates": "Keys a second",
+    "ping": "Small calls beside large ones",
+    "channel": "The fast channel on two cores",
+    "fairness": "Clients beside one another on two cores",
+    MATRIX: "Workloads by transport, part size, batch and clients",
+}
+BOUNDED = tuple(name for name in BENCHES if name != MATRIX)
+
+
+@dataclass
+class Results:
+    """What the benchmarks of one run brought."""
+
+    rows: list[Row] = field(default_factory=list)
+    tables: list[Grid] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHES))
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure here")
+    parser = parser_of()
     arguments = parser.parse_args()
-    unknown = [n for n in arguments.names if n not in BENCHES]
+    names = arguments.names or list(BOUNDED)
+    unknown = [name for name in names if name not in BENCHES]
     if unknown:
         parser.error(f"no benchmark called {', '.join(unknown)}; there are {', '.join(BENCHES)}")
-    results: dict[str, list[Row]] = {}
-    for name in arguments.names or BENCHES:
-        results[name] = import_module(f"bench.{name}").run()
-        show(BENCHES[name], results[name])
-    if arguments.json is not None:
-        write_json(arguments.json, results)
-    missed = [row.name for rows in results.values() for row in rows if row.holds is False]
+    if arguments.png is not None and MATRIX not in names:
+        parser.error("--png: only matrix has a picture")
+    try:
+        plan = plan_of(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    results = Results()
+    for name in names:
+        if name == MATRIX:
+            _matrix(plan, results, arguments.png)
+        else:
+            _bounded(name, results, quick=arguments.quick)
+    _write(results, arguments, names)
+    missed = [row.name for row in results.rows if row.holds is False]
     for name in missed:
         print(f"missed: {name}", file=sys.stderr)
     return 1 if missed else 0
+
+
+def parser_of() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    described = "; ".join(f"{name}: {title}" for name, title in BENCHES.items())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{described} (default all but {MATRIX})")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure with its ceiling here")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables here, for a page")
+    parser.add_argument("--png", metavar="FILE", type=Path, help=f"also draw the figures of {MATRIX}")
+    quick = "few rounds of channel and fairness: to see that they run, not to judge what they print"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    add_options(parser)
+    return parser
+
+
+def _bounded(name: str, results: Results, *, quick: bool) -> None:
+    shortened: dict[str, Callable[[], list[Row]]] = {
+        "channel": lambda: channel.run(channel.QUICK),
+        "fairness": lambda: fairness.run(fairness.QUICK),
+    }
+    run: Callable[[], list[Row]] = import_module(f"bench.{name}").run
+    rows = shortened[name]() if quick and name in shortened else run()
+    grid = grid_of(BENCHES[name], rows)
+    show(grid)
+    results.rows += rows
+    results.tables.append(grid)
+    results.figures[name] = to_dicts(rows)
+
+
+def _matrix(plan: Plan, results: Results, png: Path | None) -> None:
+    report: Report = Session(plan, say).run()
+    made = grids(report)
+    for grid in made:
+        show(grid, width=MATRIX_WIDTH)
+    results.tables += made
+    results.figures[MATRIX] = to_dict(report)
+    if png is not None:
+        write_picture(report, png)
+
+
+def _write(results: Results, arguments: argparse.Namespace, names: list[str]) -> None:
+    if arguments.json is not None:
+        made = {"machine": machine(), **results.figures}
+        arguments.json.write_text(json.dumps(made, indent=2) + "\n")
+    if arguments.markdown is not None:
+        command = f"python -m bench {' '.join(names)}"
+        arguments.markdown.write_text(to_markdown(command, machine(), results.tables))
 
 
 if __name__ == "__main__":

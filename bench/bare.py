@@ -41,8 +41,8 @@ class BareClient:
         """Sends the same piece until enough was sent."""
 
         async def pieces() -> AsyncIterator[bytes]:
-            for _ in range(size_bytes // len(self._chunk)):
-                yield self._chunk
+            for left in range(size_bytes, 0, -len(self._chunk)):
+                yield self._chunk if left >= len(self._chunk) else self._chunk[:left]
 
         assert int.from_bytes(await self._up(pieces()), "little") == size_bytes
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from bench.compare.tables import Grid
+
+HEADER = ("figure", "value", "ceiling of this run", "ratio", "required", "")
+LEFT = ("figure", "ceiling of this run", "", "transport", "ceiling", "op", "what", "why")
+WIDTH = 150
 
 
 @dataclass(frozen=True)
@@ -47,23 +53,45 @@ class Row:
         return above and (self.at_most is None or self.judged <= self.at_most)
 
 
-def show(title: str, rows: list[Row]) -> None:
+def show(grid: Grid, *, width: int = WIDTH) -> None:
     """Prints a table."""
-    table = Table(title=title, title_justify="left")
-    for column in ("figure", "value", "ceiling of this run", "ratio", "required", ""):
-        table.add_column(column, justify="left" if column in ("figure", "ceiling of this run", "") else "right")
-    for row in rows:
-        ceiling = "" if row.ceiling is None else f"{row.ceiling:,.4g} {row.unit} ({row.ceiling_name})"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        verdict = {None: "", True: "ok", False: "MISSED"}[row.holds]
-        table.add_row(row.name, f"{_number(row.value)} {row.unit}", ceiling, ratio, _bound(row), verdict)
-    Console(width=150).print(table)
+    table = Table(title=grid.title, title_justify="left")
+    for column in grid.header:
+        table.add_column(column, justify="left" if column in LEFT else "right")
+    for row in grid.rows:
+        table.add_row(*row)
+    Console(width=width).print(table)
 
 
-def write_json(path: Path, results: dict[str, list[Row]]) -> None:
-    """Writes every figure with its ceiling of the same run."""
-    made = {t: [asdict(r) | {"ratio": r.ratio, "holds": r.holds} for r in rows] for t, rows in results.items()}
-    path.write_text(json.dumps(made, indent=2) + "\n")
+def grid_of(title: str, rows: Sequence[Row]) -> Grid:
+    """Rows as a table of text."""
+    return Grid(title, HEADER, tuple(_cells(row) for row in rows))
+
+
+def to_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every figure with its ceiling of the same run, for JSON."""
+    return [asdict(row) | {"ratio": row.ratio, "holds": row.holds} for row in rows]
+
+
+def to_markdown(command: str, facts: Mapping[str, str], grids: Sequence[Grid]) -> str:
+    """Tables for a page that includes them, with the command that wrote them and what they were measured on."""
+    parts = [f"<!-- Written by `{command}`. -->", "\n".join(f"- {name}: {value}" for name, value in facts.items())]
+    for grid in grids:
+        header = tuple(name or "holds" for name in grid.header)
+        lines = [f"**{grid.title}**", "", _line(header), _line(["---"] * len(header)), *map(_line, grid.rows)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ceiling = "" if row.ceiling is None else f"{row.ceiling:,.4g} {row.unit} ({row.ceiling_name})"
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    verdict = {None: "", True: "ok", False: "MISSED"}[row.holds]
+    return (row.name, f"{_number(row.value)} {row.unit}", ceiling, ratio, _bound(row), verdict)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _bound(row: Row) -> str:

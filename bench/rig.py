@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import statistics
 import subprocess
@@ -41,9 +42,25 @@ class Running:
         raise LookupError(name)
 
     def cpu_s(self) -> float:
-        """CPU seconds that the process's threads have used, to the nanosecond (/proc/PID/stat counts in 10 ms)."""
-        runs = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
-        return sum(int(run.read_text().split()[0]) for run in runs) / 1e9
+        """CPU seconds that the process's threads have used."""
+        return cpu_s(self.pid)
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process's living threads, to the nanosecond (/proc/PID/stat counts in 10 ms)."""
+    runs = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(run.read_text().split()[0]) for run in runs) / 1e9
+
+
+@contextlib.contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Keeps this process, and those that it starts meanwhile, on the first `count` of its cores."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from kvstore.core import few
 from kvstore.core.leases import WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.reading import AcquireRequest, Acquisition, Matched
@@ -14,6 +16,18 @@ from kvstore_wire.states import BlockState, Coverage, PartState
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE_BYTES = 64 * KIB
+# Up to how many rows are handled one by one: none, so few that calls of a test are of both kinds, as it is, all.
+WAYS = (0, 3, few.MOST_ROWS, 1 << 20)
+
+
+@contextmanager
+def at_most_few(rows: int) -> Iterator[None]:
+    """Up to so many rows are handled one by one, the others at once."""
+    before, few.MOST_ROWS = few.MOST_ROWS, rows
+    try:
+        yield
+    finally:
+        few.MOST_ROWS = before
 
 
 def key(number: int) -> bytes:

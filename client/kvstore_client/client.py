@@ -71,8 +71,10 @@ class AsyncClient:
         return self.core.memory.regions.add(fd, offset=offset, length=length, buffer=buffer)
 
     def unregister(self, region: Region) -> None:
-        """Ends a region. No call may use it any more."""
-        self.core.memory.regions.remove(region)
+        """Ends a region. No call may use it any more; the shard is told on the side."""
+        memory = self.core.memory
+        memory.regions.remove(region)
+        self.core.background(self.core.aside(lambda: memory.retire(region)))
 
     @property
     def draining(self) -> bool:

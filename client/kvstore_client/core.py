@@ -44,8 +44,7 @@ class ClientCore(ABC):
 
     def __init__(self, options: ClientOptions, *, paths: Paths, memory: SharedMemory, log: QuietLog) -> None:
         self.options, self.paths, self.memory, self.log = options, paths, memory, log
-        self._transports: dict[Path, Transport] = {}
-        self._lanes: list[Lanes] = []
+        self._transports: dict[Path, FramedTransport] = {}
 
     @property
     @abstractmethod
@@ -159,25 +158,31 @@ class ClientCore(ABC):
             async for answer in answers:
                 yield answer
 
-    def framed(self, path: Path, limits: types.Limits) -> Transport:
+    def framed(self, path: Path, limits: types.Limits) -> FramedTransport:
         """Returns the transport of a path of the fast channel, the same each time."""
         found = self._transports.get(path)
         if found is None:
-            lanes = self._new_lanes(path)
-            self._lanes.append(lanes)
+            lanes, aside = self._new_lanes(path), _Aside(self)
             if path.name == BULK:
-                found = FramedTransport(path.name, lanes)
+                found = FramedTransport(path.name, lanes, aside)
             else:
                 found = ShmTransport(
-                    path, lanes, memory=self.memory, aside=_Aside(self), verify=self.options.verify, limits=limits
+                    path, lanes, memory=self.memory, aside=aside, verify=self.options.verify, limits=limits
                 )
-            self._transports = {p: t for p, t in self._transports.items() if p.generation == path.generation}
-            self._transports[path] = found
+            self._keep_only(path.generation)
+            self._transports = {**self._transports, path: found}
         return found
 
+    def _keep_only(self, generation: int) -> None:
+        """Lets go of the transports to earlier lives of the shard."""
+        for path, transport in self._transports.items():
+            if path.generation != generation:
+                transport.lanes.retire()
+        self._transports = {p: t for p, t in self._transports.items() if p.generation == generation}
+
     def _close_lanes(self) -> None:
-        for lanes in self._lanes:
-            lanes.close()
+        for transport in self._transports.values():
+            transport.lanes.close()
 
 
 class _Aside:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError as FutureCancelled
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from google.protobuf.message import Message
+
 from kvstore_client.core import ClientCore, LoopCore
 from kvstore_client.deadline import Deadline
+from kvstore_client.errors import ClientClosed
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.loop_thread import LoopThread
 from kvstore_client.paths import Path, no_way
@@ -70,13 +74,7 @@ class DirectCore(ClientCore):
         binding = self.keeper.ready(spec)
         if binding is not None:
             return binding
-        future = self._thread.start(self.keeper.bind(spec, deadline))
-        try:
-            return future.result(deadline.remaining_s() + 1.0)
-        except FutureTimeout:
-            raise DeadlineExceeded("the client's own loop stands still") from None
-        finally:
-            future.cancel()
+        return self._waited(self.keeper.bind(spec, deadline), deadline)
 
     def transport(self, binding: Binding) -> Transport:
         path = self.paths.best(binding)
@@ -89,6 +87,29 @@ class DirectCore(ClientCore):
             return found
         with self._making:
             return self.framed(path, binding.limits)
+
+    async def unary(self, binding: Binding, name: str, request: Message, deadline: Deadline) -> Any:
+        """As in any core; where no way of the fast channel works, by the event loop's."""
+        try:
+            return await super().unary(binding, name, request, deadline)
+        except NeedsLoop:
+            return self._waited(self._loop_core.unary(binding, name, request, deadline), deadline)
+
+    def _waited(self, work: Coroutine[Any, Any, R], deadline: Deadline) -> R:
+        """Runs something in the event loop and waits for it. Raises KvStoreError."""
+        try:
+            future = self._thread.start(work)
+        except RuntimeError:
+            work.close()
+            raise ClientClosed("the client was closed", field="client") from None
+        try:
+            return future.result(deadline.remaining_s() + 1.0)
+        except FutureTimeout:
+            raise DeadlineExceeded("the client's own loop stands still") from None
+        except FutureCancelled:
+            raise ClientClosed("the client was closed under the call", field="client") from None
+        finally:
+            future.cancel()  # Where the caller was interrupted; a no-op on a finished one.
 
     def unbound(self, spec: NamespaceSpec, binding: Binding | None, error: KvStoreError) -> None:
         future = self._thread.start(_called(lambda: self._loop_core.unbound(spec, binding, error)))

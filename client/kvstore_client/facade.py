@@ -165,9 +165,11 @@ class Client:
         return self._inner.register(fd, offset=offset, length=length, buffer=buffer)
 
     def unregister(self, region: Region) -> None:
-        """Ends a region. No call may use it any more."""
+        """Ends a region. No call may use it any more. The shard is told, and has let go of it when this returns."""
         self.check_pid()
-        self._inner.unregister(region)
+        memory = self.direct.memory
+        memory.regions.remove(region)
+        memory.retire(region)
 
     def submit(self, job: Job[Any]) -> Ticket:
         """Queues a ticket's job."""

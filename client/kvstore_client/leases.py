@@ -31,6 +31,10 @@ class _Lease:
         """Where it was made, and where it is released."""
         return self._core
 
+    def hand_to(self, core: ClientCore) -> None:
+        """Lets another core of the same client make its calls from here on."""
+        self._core = core
+
     @property
     def known_life(self) -> LeaseLife | None:
         """As `life`, None if nothing was granted."""

@@ -178,14 +178,17 @@ class AsyncNamespace:
         self, lease: ReadLease, deadline: Deadline, release: Callable[[Sequence[int]], bool]
     ) -> BlockViews:
         """Returns the views of a lease, which `release` ends where they are in place; else it has ended already."""
+        lease.hand_to(self._core)
         try:
             mapping = await in_place(self._core, lease, deadline)
             if mapping is not None:
                 return views_of(mapping, lease, lease.grants, release=release)
             return await copied(self._core, lease, deadline)
-        except KvStoreError as error:
+        except BaseException as error:
             if lease.held:
                 self._core.background(lease.release())
+            if not isinstance(error, KvStoreError):
+                raise
             return await copied(self._core, self.unleased(lease.asked, error), deadline)
 
     async def reserve(

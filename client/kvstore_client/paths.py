@@ -91,7 +91,9 @@ class Paths:
                 return
             now = time.monotonic()
             if health.down_until_s <= now:
-                health.pause_s = min(max(FIRST_PAUSE_S, 2 * health.pause_s), LONGEST_PAUSE_S)
+                # Without gRPC to fall back to, calls fail as long as the pause lasts: it must end soon.
+                longest_s = LONGEST_PAUSE_S if self.takes_grpc() else self.options.connect_backoff_max_ms / 1000
+                health.pause_s = min(max(FIRST_PAUSE_S, 2 * health.pause_s), longest_s)
                 health.down_until_s = now + health.pause_s
                 self.falls += 1
         self.log.warning(f"down {path.name}", f"{path.name} does not work, trying another way: {error}")

@@ -116,6 +116,9 @@ class _Taker:
         if list(header.lengths) != [self._size] * len(self._hits):
             raise MalformedAnswer("a part has another length")
 
+    def late(self, raw: bytes) -> None:
+        return
+
     def room(self, most: int) -> memoryview:
         if self._at == len(self._hits):
             raise MalformedAnswer("more bytes came than were announced")

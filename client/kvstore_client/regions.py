@@ -10,13 +10,24 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvstore_client.buffers import Slices
+from kvstore_client.paths import Path
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import types_pb2 as types
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a region is called at a shard, and the way to it."""
+
+    path: Path
+    session: bytes
+    number: int
 
 
 class Region:
@@ -35,10 +46,15 @@ class Region:
             os.close(self.fd)
             raise
         self.start = _address(self.memory)
-        self.numbers: dict[bytes, int] = {}  # Its number at the shard, by session.
+        self.registration: Registration | None = None  # The last one; those of earlier sessions ended with them.
         self.refused: set[bytes] = set()  # Sessions that may not register it.
         self.lock = threading.Lock()
         self.closed = False
+
+    def number(self, session: bytes) -> int | None:
+        """Returns its number in a session; None where it is not registered there."""
+        known = self.registration
+        return known.number if known is not None and known.session == session else None
 
     def close(self) -> None:
         """Ends the region here; shards forget it with the session, or when they are next told. Idempotent."""

@@ -92,7 +92,8 @@ class SessionKeeper:
         self._one_at_a_time = asyncio.Lock()
         self._leases: WeakValueDictionary[int, LeaseLife] = WeakValueDictionary()
         self._leases_lock = threading.Lock()  # Threads that block add leases too.
-        self._kept: dict[int, LeaseLife] = {}  # Leases to keep alive, by number.
+        # Leases to keep alive, by number; one that nobody can look at any more runs out.
+        self._kept: WeakValueDictionary[int, LeaseLife] = WeakValueDictionary()
         self._short_lease = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._closed = False
@@ -238,8 +239,9 @@ class SessionKeeper:
         """Renews the leases that are to be kept, each when a third of its time has gone."""
         renewed: dict[int, float] = {}
         while True:
+            self._short_lease.clear()
             with self._leases_lock:
-                kept = {i: life for i, life in self._kept.items() if life.session == current.session}
+                kept = {i: k for i, k in self._kept.items() if k.session == current.session and not k.ended}
             now = self._loop.time()
             renewed = {i: renewed.get(i, now) for i in kept}
             due = [life for i, life in kept.items() if now - renewed[i] >= life.lease.ttl_ms / 3000]
@@ -247,7 +249,7 @@ class SessionKeeper:
                 await self._renew(current, due[at : at + contract.MAX_LEASES_PER_CALL])
             renewed.update({life.lease.id: now for life in due})
             shortest_s = min((life.lease.ttl_ms / 3000 for life in kept.values()), default=LONGEST_RENEW_PAUSE_S)
-            self._short_lease.clear()
+            del kept, due  # They would keep alive what nobody looks at any more.
             with suppress(asyncio.TimeoutError):
                 await within(max(0.02, min(shortest_s / 2, LONGEST_RENEW_PAUSE_S)), self._short_lease.wait())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvstore_client.buffers import Slices
 from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
-from kvstore_client.errors import MalformedAnswer
+from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease
 from kvstore_client.mapping import ArenaMapping
@@ -46,7 +46,7 @@ class _Lasting:
 class AsyncViews:
     """Views in an event loop: `async with await ns.view(keys) as viewed: viewed.views[i]`."""
 
-    def __init__(self, views: BlockViews, release: Callable[[], object]) -> None:
+    def __init__(self, views: BlockViews, release: Callable[[], Awaitable[bool]]) -> None:
         self.views, self._release = views, release
         self.valid: bool | None = None
 
@@ -54,8 +54,8 @@ class AsyncViews:
         """Ends the lease; tells whether it was valid to this moment. If not, drop what was read. Idempotent."""
         if self.valid is None:
             found = self.views.close()
-            ended = self._release()
-            self.valid = found and bool(await ended)  # type: ignore[misc]
+            ended = await self._release()
+            self.valid = found and ended
         return self.valid
 
     async def __aenter__(self) -> AsyncViews:
@@ -74,7 +74,10 @@ async def in_place(core: ClientCore, lease: ReadLease, deadline: Deadline) -> Ar
     transport = core.transport(lease.binding)
     if not isinstance(transport, ShmTransport):
         return None
-    mapping = await transport.mapping(lease.binding.session, deadline)
+    try:
+        mapping = await transport.mapping(lease.binding.session, deadline)
+    except PathDown:  # Another way brings a copy.
+        return None
     if mapping is not None:
         core.keeper.keep(lease.life)
     return mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from kvstore_client.batches import check_most, sized_runs
@@ -139,18 +140,31 @@ class PutCall:
         reserve = ReserveCall(
             self._core, asked, sizes=sizes, lease_ms=self._core.options.lease_ms, hint=self._hint, deadline=deadline
         )
-        lease = await self._core.safe(asked.spec, deadline, reserve)
-        await self._fill(first * parts, lease, values, deadline)
-
-    async def _fill(self, at: int, lease: WriteLease, values: list[Slices], deadline: Deadline) -> None:
-        rest = written(self._core, lease.states, [0] * len(lease.states), lease.retry_after_ms)
-        self._add(at, rest)  # CREATED parts stand as refused until the shard says otherwise.
-        if not lease.created:
-            return
-        done = await write_leased(self._core, lease, [values[i] for i in lease.created], deadline)
+        changes = 0
+        while True:
+            lease = await self._core.safe(asked.spec, deadline, reserve)
+            try:
+                done = await self._filled(lease, values, deadline)
+                break
+            except KvStoreError as error:
+                changes += 1
+                if not isinstance(error, PathDown) or changes > MAX_PATH_CHANGES or deadline.passed:
+                    self._add_reserved(first * parts, lease)
+                    raise
+                self._core.stats.path_changes += 1
+        self._add_reserved(first * parts, lease)
         for i, state in zip(lease.created, done.states, strict=True):
-            self._states[at + i] = state
+            self._states[first * parts + i] = state
         self._count(done)
+
+    def _add_reserved(self, at: int, lease: WriteLease) -> None:
+        """Adds what a lease says of its parts: CREATED ones stand as refused until the shard says otherwise."""
+        self._add(at, written(self._core, lease.states, [0] * len(lease.states), lease.retry_after_ms))
+
+    async def _filled(self, lease: WriteLease, values: list[Slices], deadline: Deadline) -> PutResult:
+        if not lease.created:
+            return PutResult(b"")
+        return await write_leased(self._core, lease, [values[i] for i in lease.created], deadline)
 
     def _add(self, at: int, done: PutResult) -> None:
         self._states[at : at + len(done.states)] = done.states
@@ -194,7 +208,13 @@ async def write_leased(core: ClientCore, lease: WriteLease, values: list[Slices]
         check_states(answer.states, len(values), highest=PartState.LOST)
     except BaseException as error:
         life.ended = True
-        core.background(aborted(core, binding, life.lease))
+        if (
+            isinstance(error, PathDown) and not deadline.passed
+        ):  # The caller may try another way: the slots must be free.
+            with suppress(KvStoreError):
+                await aborted(core, binding, life.lease)
+        else:
+            core.background(aborted(core, binding, life.lease))
         if isinstance(error, KvStoreError):
             core.unbound(lease.asked.spec, binding, error)
         raise

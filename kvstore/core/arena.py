@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.core.columns import Ids, Longs
-from kvstore.core.few import is_few
+from kvstore.core.few import Offsets, Rows
 
 SLOT_UNIT_BYTES = 4096
 OPAQUE_STEPS_PER_OCTAVE = 8
@@ -166,22 +166,31 @@ class ArenaMap:
             return self.pages[offset // self.page_bytes]
         return next(p for p in self._homes.values() if p.base <= offset < p.base + p.size_bytes)
 
-    def allocate(self, key: ClassKey, owners: Ids) -> Longs:
+    def allocate(self, key: ClassKey, owners: Rows) -> Offsets:
         """Gives slots to the first owners and returns their offsets; fewer than asked where room ends.
 
         Takes free slots of the class, then free pages. Never evicts: making room is the caller's decision.
         """
         group = self.class_of(key)
+        if isinstance(owners, list):
+            return self._allocate_few(group, owners)
         out, done, count = np.empty(len(owners), np.int64), 0, len(owners)
-        while done < count:
-            page = next(iter(group.open_pages.values()), None) or self._open_page(group)
-            if page is None:
-                break
-            fill = self._fill_few if is_few(owners) else self._fill
-            done += fill(page, owners[done:], out[done:])
+        while done < count and (page := self._page_with_room(group)) is not None:
+            done += self._fill(page, owners[done:], out[done:])
             if not page.free_slots:
                 del group.open_pages[page.index]
         return out[:done]
+
+    def _allocate_few(self, group: SizeClass, owners: list[int]) -> list[int]:
+        out: list[int] = []
+        while len(out) < len(owners) and (page := self._page_with_room(group)) is not None:
+            slots = self._take_slots(page, len(owners) - len(out))
+            for slot, owner in zip(slots, owners[len(out) :], strict=False):
+                page.cell[slot] = owner
+                out.append(page.base + slot * page.slot_bytes)
+            if page.live == page.slots:
+                del group.open_pages[page.index]
+        return out
 
     def free(self, offsets: Iterable[int]) -> None:
         """Takes slots back. A page that empties goes to the class it drains to, or becomes free."""
@@ -229,6 +238,12 @@ class ArenaMap:
         drains = sum(p.drain_to is not None for p in self.pages)
         assert drains == sum(c.draining_in for c in self.classes.values()), "draining pages"
 
+    def _page_with_room(self, group: SizeClass) -> Page | None:
+        """The first page of the class that has a free slot, or a new one; None if there is none."""
+        for page in group.open_pages.values():
+            return page
+        return self._open_page(group)
+
     def _open_page(self, group: SizeClass) -> Page | None:
         """Takes the first free page that holds at least one slot of the class."""
         if self.is_home(group.key):
@@ -275,19 +290,20 @@ class ArenaMap:
         out[:count] = page.base + slots * page.slot_bytes
         return count
 
-    def _fill_few(self, page: Page, owners: Ids, out: Longs) -> int:
-        """As `_fill`, slot by slot."""
-        count = min(len(owners), page.free_slots)
+    def _take_slots(self, page: Page, most: int) -> list[int]:
+        """Takes free slots of one page, at most so many, as `_fill` does; they have no owner yet."""
+        count = min(most, page.slots - page.live)
         reused = min(count, len(page.freed))
-        slots = [*page.freed[len(page.freed) - reused :], *range(page.fresh, page.fresh + count - reused)]
-        del page.freed[len(page.freed) - reused :]
-        page.fresh += count - reused
-        for at, (slot, owner) in enumerate(zip(slots, owners.tolist(), strict=False)):
-            page.cell[slot] = owner
-            out[at] = page.base + slot * page.slot_bytes
+        slots: list[int] = []
+        if reused:
+            slots += page.freed[-reused:]
+            del page.freed[-reused:]
+        if reused < count:
+            slots += range(page.fresh, page.fresh + count - reused)
+            page.fresh += count - reused
         page.live += count
         self._idle.pop(page.index, None)
-        return count
+        return slots
 
     def _emptied(self, page: Page) -> None:
         """An emptied page leaves its class: to the class that waits for it, home, or to the free pages."""

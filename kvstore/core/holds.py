@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.core.columns import BlockColumns, Ids
-from kvstore.core.few import is_few
+from kvstore.core.few import Rows
 
 
 class Idle(NamedTuple):
@@ -21,20 +21,20 @@ class Idle(NamedTuple):
     is_parked: bool
 
 
-def add_holds(columns: BlockColumns, blocks: Ids) -> int:
+def add_holds(columns: BlockColumns, blocks: Rows) -> int:
     """Adds a hold to each block, which may be named more than once; returns the units that nothing held before."""
-    if is_few(blocks):
-        return _add_few(columns, blocks.tolist())
+    if isinstance(blocks, list):
+        return _add_few(columns, blocks)
     holds = columns.holds
     fresh = np.unique(blocks[holds[blocks] == 0])
     np.add.at(holds, blocks, 1)
     return _units(columns, fresh)
 
 
-def take_holds(columns: BlockColumns, blocks: Ids) -> Idle:
+def take_holds(columns: BlockColumns, blocks: Rows) -> Idle:
     """Takes a hold from each block, which may be named more than once."""
-    if is_few(blocks):
-        return _take_few(columns, blocks.tolist())
+    if isinstance(blocks, list):
+        return _take_few(columns, blocks)
     holds = columns.holds
     np.subtract.at(holds, blocks, 1)
     idle = np.unique(blocks[holds[blocks] == 0])

@@ -13,15 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
-
-from kvstore.core.columns import Ids
+from kvstore.core.few import Rows
 from kvstore.core.namespaces import Namespace
 from kvstore_wire.errors import LeaseExpired, TableFull
 
 TICK_S = 0.25  # Width of a sweep bucket: an ended lease's slots come back at most this late.
 SWEEP_LEASES = 1024  # Ended by one sweep, so that the calls of others pass in between: about 25 ms.
-NO_IDS: Ids = np.empty(0, np.int32)
 
 
 @dataclass(eq=False)
@@ -45,8 +42,8 @@ class Lease:
 class ReadLease(Lease):
     """Blocks held for reading (a block may occur twice) and the parts granted, in order."""
 
-    blocks: Ids = field(default_factory=lambda: NO_IDS)
-    parts: Ids = field(default_factory=lambda: NO_IDS)
+    blocks: Rows = field(default_factory=list)
+    parts: Rows = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -55,12 +52,12 @@ class WriteLease(Lease):
     committed or dropped. Its blocks are held once each. `busy` is set while a transfer fills its slots. `owed` are
     parts dropped under a pin, whose slots come back with the last one."""
 
-    blocks: Ids = field(default_factory=lambda: NO_IDS)
-    parts: Ids = field(default_factory=lambda: NO_IDS)
+    blocks: Rows = field(default_factory=list)
+    parts: Rows = field(default_factory=list)
     landed: bytearray = field(default_factory=bytearray)
     open: bytearray = field(default_factory=bytearray)
     busy: bool = False
-    owed: Ids = field(default_factory=lambda: NO_IDS)
+    owed: list[int] = field(default_factory=list)
 
 
 class LeaseTable:
@@ -87,7 +84,7 @@ class LeaseTable:
 
     def new_id(self) -> int:
         """Returns an identifier for a new lease. Raises TableFull when too many leases are open."""
-        if len(self) >= self._limit:
+        if len(self._leases) + len(self._lingering) >= self._limit:
             raise TableFull(f"{len(self)} leases are open", field="lease", limit=f"{self._limit}")
         self._next += 1
         return self._next - 1
@@ -147,4 +144,8 @@ class LeaseTable:
         return expired
 
     def _bucket(self, deadline: float) -> set[int]:
-        return self._buckets.setdefault(int(deadline / TICK_S), set())
+        number = int(deadline / TICK_S)
+        found = self._buckets.get(number)
+        if found is None:
+            found = self._buckets[number] = set()
+        return found

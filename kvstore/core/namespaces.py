@@ -37,10 +37,12 @@ class Namespace:
     """One namespace's state at one shard. `blocks` maps a key to its row."""
 
     __slots__ = (
+        "all_parts",
         "blocks",
         "cohorts",
         "counters",
         "expiry",
+        "has_one_slot_size",
         "hot_bytes",
         "index",
         "kv_slot_bytes",
@@ -54,6 +56,8 @@ class Namespace:
     def __init__(self, index: int, spec: NamespaceSpec, rules: NamespaceRules, ttl_place: Places) -> None:
         self.index, self.spec, self.rules = index, spec, rules
         self.parts_per_block = spec.parts_per_block
+        self.all_parts = tuple(range(spec.parts_per_block))
+        self.has_one_slot_size = spec.kind is Kind.KV  # `kv_slot_bytes`.
         self.pool = rules.pool(index)
         self.kv_slot_bytes = slot_bytes_exact(spec.part_bytes)
         self.blocks: dict[bytes, int] = {}

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import numpy as np
-
-from kvstore.core.columns import Ids
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
-from kvstore.core.leases import NO_IDS, LeaseTable, ReadLease
+from kvstore.core.few import Rows, distinct_tail_first, joined
+from kvstore.core.leases import LeaseTable, ReadLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
@@ -24,8 +23,7 @@ from kvstore_wire.errors import UnknownSession
 from kvstore_wire.states import Coverage
 
 
-@dataclass(frozen=True)
-class AcquireRequest:
+class AcquireRequest(NamedTuple):
     """What to lease. `parts` is empty for all parts of each block."""
 
     keys: Sequence[bytes]
@@ -48,18 +46,16 @@ class Acquisition:
     leased_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one step decided: states of keys[first:], and the parts leased by it, in key then part order."""
 
     first: int
     states: bytes
-    parts: Ids
+    parts: Rows
     settled: bool
 
 
-@dataclass(frozen=True)
-class Matched:
+class Matched(NamedTuple):
     """Answer to Match: leading blocks stored, and the state of each key."""
 
     prefix_blocks: int
@@ -87,7 +83,7 @@ class Reader:
         self, namespace: Namespace, keys: Sequence[bytes], *, parts: tuple[int, ...], coverage: Coverage, now: float
     ) -> Matched:
         """Tells which blocks are stored with all the parts asked for. Changes nothing but counters."""
-        states = look(self.records, Ask(namespace, keys, parts, coverage, now)).states
+        states = look(self.records, Ask(namespace, keys, parts or namespace.all_parts, coverage, now)).states
         prefix = hot_prefix(states)
         hits = prefix if coverage is Coverage.PREFIX else states.count(HOT)
         if coverage is Coverage.PREFIX:
@@ -150,9 +146,8 @@ class Reader:
             self.records.unlink(block, Removal.CORRUPT)
 
     def _let_go(self, lease: ReadLease, now: float) -> None:
-        count = len(lease.blocks)
-        if count:
-            self.records.unhold(lease.blocks[::-1] if count > 1 else lease.blocks, now)
+        if len(lease.blocks):
+            self.records.unhold(lease.blocks[::-1], now)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -163,8 +158,9 @@ class Reader:
         if acq.lease is not None and (acq.lease.ended or acq.lease.deadline <= now):
             return self._give_up(acq)
         request, first = acq.request, acq.next
-        ask = Ask(acq.namespace, request.keys[first:] if first else request.keys, request.parts, request.coverage, now)
-        sight = look(self.records, ask)
+        keys = request.keys[first:] if first else request.keys
+        parts = request.parts or acq.namespace.all_parts
+        sight = look(self.records, Ask(acq.namespace, keys, parts, request.coverage, now))
         states = sight.states
         end = _end(states, request.coverage, stop_at_flight=stop_at_flight)
         waits = stop_at_flight and end < len(states) and states[end] == IN_FLIGHT
@@ -173,13 +169,13 @@ class Reader:
             waits = False
         self._lease(acq, grant, now)
         if waits:
-            self._wait(acq, acq.namespace.blocks[ask.keys[end]])
+            self._wait(acq, acq.namespace.blocks[keys[end]])
             del states[end:]
         elif request.coverage is Coverage.PREFIX:
-            _mark_beyond(states, hot_prefix(states) + 1)
+            _mark_beyond(states, (hot_prefix(states) if grant.cut else end) + 1)
         acq.next = first + len(states)
         _count(acq.namespace, states)
-        return Step(first, bytes(states), grant.parts, settled=not waits)
+        return Step(first, bytes(states), grant.parts, not waits)
 
     def _give_up(self, acq: Acquisition) -> Step:
         """Settles an Acquire whose lease ended while it waited: nothing more can come under that lease."""
@@ -188,7 +184,7 @@ class Reader:
         states = bytearray([BEYOND if prefix else MISSING]) * left
         acq.next = len(acq.request.keys)
         _count(acq.namespace, states)
-        return Step(first, bytes(states), NO_IDS, settled=True)
+        return Step(first, bytes(states), [], settled=True)
 
     def _room(self, acq: Acquisition) -> Room:
         """What is left of the shard's leased share, and of what one call may lease."""
@@ -210,8 +206,8 @@ class Reader:
             acq.session.leases.add(acq.lease.id)
         lease = acq.lease
         self.records.hold(grant.blocks)
-        lease.blocks = np.concatenate((lease.blocks, grant.blocks)) if len(lease.blocks) else grant.blocks
-        lease.parts = np.concatenate((lease.parts, grant.parts)) if len(lease.parts) else grant.parts
+        lease.blocks = joined(lease.blocks, grant.blocks) if len(lease.blocks) else grant.blocks
+        lease.parts = joined(lease.parts, grant.parts) if len(lease.parts) else grant.parts
         # The whole request again, so that blocks that arrived late are still older than the head before them.
         self.records.touch(acq.namespace, distinct_tail_first(lease.blocks), now=now, hint=acq.request.hint)
 
@@ -226,13 +222,6 @@ class Reader:
             if not others:
                 del self.waiting[acq.waits_for]
             acq.waits_for = None
-
-
-def distinct_tail_first(blocks: Ids) -> Ids:
-    """Returns the distinct blocks, the last one first."""
-    if len(blocks) < 2:
-        return blocks
-    return np.array(list(dict.fromkeys(blocks[::-1].tolist())), np.int32)
 
 
 def _end(states: bytearray, coverage: Coverage, *, stop_at_flight: bool) -> int:

@@ -10,15 +10,15 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap, ClassKey
-from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, Longs, PartColumns
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, PartColumns
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy, TouchHint
-from kvstore.core.few import is_few
+from kvstore.core.few import Offsets, Rows, as_rows
 from kvstore.core.holds import add_holds, take_holds
 from kvstore.core.namespaces import Namespace
 
@@ -76,14 +76,14 @@ class Records:
         self.namespaces[namespace.index] = namespace
         self.blocks.cell.created[block] = self.blocks.cell.touched[block] = now
         if namespace.expiry is not None:
-            namespace.expiry.append(np.array([block], np.int32))
+            namespace.expiry.append([block])
 
-    def reserve_slots(self, namespace: Namespace, parts: Ids, *, offsets: Longs, lengths: Sequence[int]) -> None:
+    def reserve_slots(self, namespace: Namespace, parts: Rows, *, offsets: Offsets, lengths: Sequence[int]) -> None:
         """Gives slots to absent parts of blocks of one slot size."""
         if not len(parts):
             return
-        if is_few(parts):
-            self._mark_reserved_few(parts.tolist(), offsets.tolist(), lengths)
+        if isinstance(parts, list):
+            self._mark_reserved_few(parts, offsets, lengths)
         else:
             self.parts.offset[parts] = offsets
             self.parts.length[parts] = lengths
@@ -93,7 +93,7 @@ class Records:
         self.reserved_bytes += size
         namespace.hot_bytes += size
 
-    def _mark_reserved_few(self, parts: list[int], offsets: list[int], lengths: Sequence[int]) -> None:
+    def _mark_reserved_few(self, parts: list[int], offsets: Iterable[int], lengths: Iterable[int]) -> None:
         cell, reserved = self.parts.cell, self.blocks.cell.reserved
         for part, offset, length in zip(parts, offsets, lengths, strict=True):
             cell.offset[part] = offset
@@ -101,40 +101,42 @@ class Records:
             cell.state[part] = RESERVED
             reserved[cell.block[part]] += 1
 
-    def publish(self, parts: Sequence[int], checksums: Sequence[int]) -> None:
+    def publish(self, parts: list[int], checksums: list[int]) -> None:
         """Makes reserved parts of held blocks visible."""
-        owners = self._mark_present_few(parts, checksums) if is_few(parts) else self._mark_present(parts, checksums)
-        units = self.blocks.cell.slot_units
-        size = sum([units[owner] for owner in owners]) * SLOT_UNIT_BYTES
-        self.reserved_bytes -= size
-        self.leased_bytes += size
-        for block in dict.fromkeys(owners):
+        rows = as_rows(parts)
+        if isinstance(rows, list):
+            owners, units = self._mark_present_few(rows, checksums)
+        else:
+            owners, units = self._mark_present_many(rows, checksums)
+        self.reserved_bytes -= units * SLOT_UNIT_BYTES
+        self.leased_bytes += units * SLOT_UNIT_BYTES
+        for block in owners:
             self.on_change(block)
 
-    def _mark_present(self, parts: Sequence[int], checksums: Sequence[int]) -> list[int]:
-        """Returns the block of each part."""
-        rows = np.array(parts, np.int32)
-        self.parts.checksum[rows] = np.array(checksums, np.uint64)
-        self.parts.state[rows] = PRESENT
-        column = self.parts.block[rows]
-        np.add.at(self.blocks.reserved, column, -1)
-        np.add.at(self.blocks.present, column, 1)
-        owners: list[int] = column.tolist()
-        return owners
+    def _mark_present_many(self, parts: Ids, checksums: list[int]) -> tuple[Iterable[int], int]:
+        """Returns the distinct blocks of the parts, in their order, and the slot units of the parts."""
+        self.parts.checksum[parts] = np.array(checksums, np.uint64)
+        self.parts.state[parts] = PRESENT
+        owners = self.parts.block[parts]
+        np.add.at(self.blocks.reserved, owners, -1)
+        np.add.at(self.blocks.present, owners, 1)
+        return dict.fromkeys(owners.tolist()), int(self.blocks.slot_units[owners].sum(dtype=np.int64))
 
-    def _mark_present_few(self, parts: Sequence[int], checksums: Sequence[int]) -> list[int]:
+    def _mark_present_few(self, parts: list[int], checksums: list[int]) -> tuple[Iterable[int], int]:
         cell, blocks = self.parts.cell, self.blocks.cell
-        owners: list[int] = []
+        owners: dict[int, None] = {}
+        units = 0
         for part, checksum in zip(parts, checksums, strict=True):
             block = cell.block[part]
             cell.checksum[part] = checksum
             cell.state[part] = PRESENT
             blocks.reserved[block] -= 1
             blocks.present[block] += 1
-            owners.append(block)
-        return owners
+            units += blocks.slot_units[block]
+            owners[block] = None
+        return owners, units
 
-    def abandon(self, namespace: Namespace, parts: Sequence[int]) -> None:
+    def abandon(self, namespace: Namespace, parts: list[int]) -> None:
         """Takes the slots of reserved parts back; their blocks are still held by the lease that ends."""
         cell, blocks = self.parts.cell, self.blocks.cell
         owners = [cell.block[part] for part in parts]
@@ -181,13 +183,13 @@ class Records:
 
     # -- holds ---------------------------------------------------------------------------------------------------
 
-    def hold(self, blocks: Ids) -> None:
+    def hold(self, blocks: Rows) -> None:
         """Adds a hold to each block; a block may be named more than once."""
         size = add_holds(self.blocks, blocks) * SLOT_UNIT_BYTES
         self.evictable_bytes -= size
         self.leased_bytes += size
 
-    def unhold(self, blocks: Ids, now: float) -> None:
+    def unhold(self, blocks: Rows, now: float) -> None:
         """Takes one hold from each, given tail first; frees what was removed meanwhile and what holds no part."""
         idle = take_holds(self.blocks, blocks)
         self.leased_bytes -= (idle.kept_units + idle.gone_units) * SLOT_UNIT_BYTES
@@ -199,34 +201,32 @@ class Records:
         if idle.is_parked:
             self._unpark(blocks, now)
 
-    def _unpark(self, blocks: Ids, now: float) -> None:
+    def _unpark(self, blocks: Rows, now: float) -> None:
         """Returns parked blocks whose last hold ended to their cohort's order, in the order given."""
-        idle = blocks[(self.blocks.queue_place.at[blocks] < 0) & (self.blocks.holds[blocks] == 0)]
-        for block in dict.fromkeys(idle.tolist()):
-            self._policy_of(block).unpark(np.array([block], np.int32), now)
+        place, holds = self.blocks.queue_place.cell, self.blocks.cell.holds
+        for block in dict.fromkeys(blocks if isinstance(blocks, list) else blocks.tolist()):
+            if place[block] < 0 and not holds[block]:
+                self._policy_of(block).unpark(np.array([block], np.int32), now)
 
     # -- order ---------------------------------------------------------------------------------------------------
 
-    def touch(self, namespace: Namespace, blocks: Ids, *, now: float, hint: TouchHint) -> None:
+    def touch(self, namespace: Namespace, blocks: Rows, *, now: float, hint: TouchHint) -> None:
         """Tells the policy of one request's blocks, distinct, given tail first."""
         if not len(blocks):
             return
-        unit = self._only_unit(blocks)
-        if unit is not None:
-            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(blocks, now, hint)
+        if namespace.has_one_slot_size:
+            self.cohort(namespace, namespace.kv_slot_bytes).touch(blocks, now, hint)
             return
-        units = self.blocks.slot_units[blocks]
-        for unit in np.unique(units).tolist():
-            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(blocks[units == unit], now, hint)
+        for unit, some in self._by_slot_units(blocks):
+            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(some, now, hint)
 
-    def _only_unit(self, blocks: Ids) -> int | None:
-        """The slot size that all these blocks have, None if they have several."""
-        if is_few(blocks):
-            units = self.blocks.cell.slot_units
-            found = {units[block] for block in blocks.tolist()}
-            return found.pop() if len(found) == 1 else None
+    def _by_slot_units(self, blocks: Rows) -> list[tuple[int, Rows]]:
+        """Splits blocks by their slot size, the smallest first."""
+        if isinstance(blocks, list):
+            units = [self.blocks.cell.slot_units[block] for block in blocks]
+            return [(u, [b for b, of in zip(blocks, units, strict=True) if of == u]) for u in sorted(set(units))]
         column = self.blocks.slot_units[blocks]
-        return int(column[0]) if (column == column[0]).all() else None
+        return [(unit, blocks[column == unit]) for unit in np.unique(column).tolist()]
 
     def cohort(self, namespace: Namespace, slot_bytes: int) -> EvictionPolicy:
         """The policy that orders a namespace's blocks of one slot size, made on first use."""

@@ -1,11 +1,12 @@
 """How the keys of one call stand: the state of each, and the blocks that can be leased.
 
-A sight is taken one block at a time for a few keys and by columns for many (see few.py); both tell the same.
-A PREFIX sight of a few ends at the first key that is not HOT, since what lies beyond it is never told.
+A sight is taken one block at a time for a few keys and by columns for many (see few.py); both tell the same, but that a
+PREFIX sight of a few ends at the first key that is not HOT: what lies beyond it is never told.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -14,7 +15,7 @@ import numpy as np
 from kvstore.core import few
 from kvstore.core.arena import SLOT_UNIT_BYTES
 from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Flags, Ids
-from kvstore.core.leases import NO_IDS
+from kvstore.core.few import Rows, as_rows
 from kvstore.core.lookup import each_block, leading_blocks
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
@@ -31,17 +32,13 @@ _BY_LEAST = {ABSENT: MISSING, RESERVED: IN_FLIGHT, PRESENT: HOT}
 
 
 class Ask(NamedTuple):
-    """What to look for. `parts` is empty for all parts of each block."""
+    """What to look for. `parts` names the parts of each block, at least one."""
 
     namespace: Namespace
     keys: Sequence[bytes]
     parts: tuple[int, ...]
     coverage: Coverage
     now: float
-
-    @property
-    def chosen(self) -> Sequence[int]:
-        return self.parts or range(self.namespace.parts_per_block)
 
 
 class Room(NamedTuple):
@@ -54,8 +51,8 @@ class Room(NamedTuple):
 class Grant(NamedTuple):
     """Blocks to lease and the rows of their parts, in key then part order. `cut`: there was no room for all."""
 
-    blocks: Ids
-    parts: Ids
+    blocks: Rows
+    parts: Rows
     size_bytes: int
     cut: bool
 
@@ -63,10 +60,10 @@ class Grant(NamedTuple):
 class FewSight:
     """The sight of a few keys."""
 
-    __slots__ = ("_at", "_blocks", "_chosen", "_records", "states")
+    __slots__ = ("_at", "_blocks", "_parts", "_records", "states")
 
     def __init__(self, records: Records, ask: Ask) -> None:
-        self._records, self._chosen = records, ask.chosen
+        self._records, self._parts = records, ask.parts
         self.states = bytearray(len(ask.keys))
         self._at: list[int] = []  # Indexes of the keys that are HOT, and their blocks.
         self._blocks: list[int] = []
@@ -77,40 +74,42 @@ class FewSight:
             if block is not None and state == HOT:
                 self._at.append(at)
                 self._blocks.append(block)
-            self.states[at] = state
-            if is_prefix and state != HOT:
+            elif is_prefix:
+                self.states[at] = state
                 break
+            self.states[at] = state
 
     def _state(self, block: int, ask: Ask) -> int:
-        cell = self._records.blocks.cell
+        cell, state = self._records.blocks.cell, self._records.parts.cell.state
         ttl_s = ask.namespace.rules.ttl_s
         if ttl_s is not None and not cell.created[block] + ttl_s > ask.now:
             return MISSING
-        first, state = cell.first_part[block], self._records.parts.cell.state
-        return _BY_LEAST[min([state[first + part] for part in self._chosen])]
+        first, parts = cell.first_part[block], ask.parts
+        least = state[first + parts[0]] if len(parts) == 1 else min([state[first + part] for part in parts])
+        return _BY_LEAST[least]
 
     def grant(self, end: int, room: Room) -> Grant:
         """Chooses the HOT blocks of keys[:end] that there is room for; the others of them become BUSY."""
-        cell, part_count = self._records.blocks.cell, len(self._chosen)
+        blocks = self._blocks if end == len(self.states) else self._blocks[: bisect_left(self._at, end)]
+        if not blocks:
+            return Grant([], [], 0, cut=False)
+        cell, part_count = self._records.blocks.cell, len(self._parts)
         total = fresh = count = 0
-        wanted = self._blocks if end == len(self.states) else self._blocks[: sum(at < end for at in self._at)]
-        for block in wanted:
+        for block in blocks:
             size = cell.slot_units[block] * SLOT_UNIT_BYTES
             more = total + size * part_count
-            fresh += 0 if cell.holds[block] else size * cell.present[block]
+            if not cell.holds[block]:
+                fresh += size * cell.present[block]
             if more > room.call_bytes or (fresh and fresh > room.share_bytes):
                 break
             total, count = more, count + 1
-        for at in self._at[count : len(wanted)]:
+        for at in self._at[count : len(blocks)]:
             self.states[at] = BUSY
-        return self._granted(wanted[:count], total, cut=count < len(wanted))
+        return Grant(blocks[:count], self._rows(blocks[:count]), total, count < len(blocks))
 
-    def _granted(self, blocks: list[int], size_bytes: int, *, cut: bool) -> Grant:
-        if not blocks:
-            return Grant(NO_IDS, NO_IDS, 0, cut)
-        first, chosen = self._records.blocks.cell.first_part, self._chosen
-        parts = [first[block] + part for block in blocks for part in chosen]
-        return Grant(np.array(blocks, np.int32), np.array(parts, np.int32), size_bytes, cut)
+    def _rows(self, blocks: list[int]) -> list[int]:
+        first, parts = self._records.blocks.cell.first_part, self._parts
+        return [first[block] + part for block in blocks for part in parts]
 
 
 class ManySight:
@@ -132,7 +131,7 @@ class ManySight:
         """As FewSight.grant."""
         wanted: Ids = np.flatnonzero(self._ready & (self._at < end)).astype(np.int32)
         if not len(wanted):
-            return Grant(NO_IDS, NO_IDS, 0, cut=False)
+            return Grant([], [], 0, cut=False)
         columns, blocks = self._records.blocks, self._blocks[wanted]
         size = columns.slot_units[blocks].astype(np.int64) * SLOT_UNIT_BYTES
         total = np.cumsum(size * self._rows.shape[1])
@@ -141,7 +140,8 @@ class ManySight:
         count = len(fits) if fits.all() else int(np.argmin(fits))
         np.frombuffer(self.states, np.uint8)[self._at[wanted[count:]]] = BUSY
         size_bytes = int(total[count - 1]) if count else 0
-        return Grant(blocks[:count], self._rows[wanted[:count]].ravel(), size_bytes, cut=count < len(wanted))
+        parts = self._rows[wanted[:count]].ravel()
+        return Grant(as_rows(blocks[:count]), as_rows(parts), size_bytes, cut=count < len(wanted))
 
 
 Sight: TypeAlias = "FewSight | ManySight"
@@ -149,7 +149,7 @@ Sight: TypeAlias = "FewSight | ManySight"
 
 def look(records: Records, ask: Ask) -> Sight:
     """Takes a sight of the keys."""
-    is_few = len(ask.keys) * (len(ask.parts) or ask.namespace.parts_per_block) <= few.MOST_ROWS
+    is_few = len(ask.keys) * len(ask.parts) <= few.MOST_ROWS
     return FewSight(records, ask) if is_few else ManySight(records, ask)
 
 
@@ -173,7 +173,7 @@ def _ready(records: Records, blocks: Ids, ask: Ask) -> tuple[Flags, Flags, Ids]:
     """Returns, for each block, whether all its parts asked for are present, whether it is not but the missing ones are
     being written, and the rows of those parts (shape: blocks x parts)."""
     columns, ttl_s = records.blocks, ask.namespace.rules.ttl_s
-    rows: Ids = columns.first_part[blocks][:, None] + np.array(ask.chosen, np.int32)
+    rows: Ids = columns.first_part[blocks][:, None] + np.array(ask.parts, np.int32)
     state = records.parts.state[rows]
     present = state == PRESENT
     ready = present.all(axis=1)

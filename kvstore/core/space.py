@@ -20,6 +20,7 @@ from kvstore.core.arena import ClassKey, Page
 from kvstore.core.columns import ABSENT, Ids, Longs
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import EvictionPolicy
+from kvstore.core.few import Offsets, Rows
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 
@@ -80,21 +81,22 @@ class Space:
         self._ranks.clear()
         self._removed = 0
 
-    def allocate(self, namespace: Namespace, owners: Ids, *, slot_bytes: int, now: float) -> Longs:
+    def allocate(self, namespace: Namespace, owners: Rows, *, slot_bytes: int, now: float) -> Offsets:
         """Gives slots to the first owners (parts); fewer than asked when nothing more may be evicted now."""
         arena = self._records.arena
         if slot_bytes > arena.page_bytes:
-            return np.empty(0, np.int64)
+            return []
         key = ClassKey(slot_bytes, namespace.pool)
-        got = [arena.allocate(key, owners)]
-        missing = len(owners) - len(got[0])
+        got = arena.allocate(key, owners)
+        missing = len(owners) - len(got)
         while missing:
             have_bytes = (len(owners) - missing) * slot_bytes
             if not self._make_room(self._need(namespace, key, count=missing, have_bytes=have_bytes), now):
                 break
-            got.append(arena.allocate(key, owners[len(owners) - missing :]))
-            missing -= len(got[-1])
-        return np.concatenate(got) if len(got) > 1 else got[0]
+            more = arena.allocate(key, owners[len(owners) - missing :])
+            got = got + more if isinstance(got, list) and isinstance(more, list) else np.concatenate((got, more))
+            missing -= len(more)
+        return got
 
     def shrink(self, namespace: Namespace, slot_bytes: int, need_bytes: int) -> int:
         """Evicts the namespace's own blocks until `need_bytes` more fit under its limit; returns the bytes that fit."""

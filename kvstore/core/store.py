@@ -16,7 +16,7 @@ from kvstore.core.arena import SLOT_UNIT_BYTES, SPARE_POOL, ArenaMap, ClassKey
 from kvstore.core.columns import RESERVED, Floats, Ids
 from kvstore.core.counters import Counters, Removal
 from kvstore.core.eviction import POLICIES
-from kvstore.core.few import is_few
+from kvstore.core.few import Rows
 from kvstore.core.leases import Lease, LeaseTable, ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules, NamespaceTable
 from kvstore.core.reading import Acquisition, Reader, ReadLimits
@@ -349,12 +349,12 @@ class Store:
         known = {i for s in self.sessions for i in s.leases}
         assert known >= {lease.id for lease in self.leases.all()}, "a lease without its session"
 
-    def part_views(self, parts: Ids) -> tuple[list[int], list[int], list[int]]:
+    def part_views(self, parts: Rows) -> tuple[list[int], list[int], list[int]]:
         """Returns (offsets, lengths, checksums) of parts."""
         columns = self.records.parts
-        if is_few(parts):
-            cell, rows = columns.cell, parts.tolist()
-            return [cell.offset[p] for p in rows], [cell.length[p] for p in rows], [cell.checksum[p] for p in rows]
+        if isinstance(parts, list):
+            cell = columns.cell
+            return [cell.offset[p] for p in parts], [cell.length[p] for p in parts], [cell.checksum[p] for p in parts]
         return columns.offset[parts].tolist(), columns.length[parts].tolist(), columns.checksum[parts].tolist()
 
     def _forget(self, namespace: Namespace) -> None:

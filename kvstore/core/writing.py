@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
-
-from kvstore.core.columns import ABSENT, PRESENT, RESERVED, Ids, Longs
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
-from kvstore.core.leases import NO_IDS, LeaseTable, WriteLease
+from kvstore.core.few import Offsets, Rows, as_rows, distinct_tail_first
+from kvstore.core.leases import LeaseTable, WriteLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
@@ -36,8 +35,7 @@ _RESERVE_COUNTERS: dict[int, str] = {
 }
 
 
-@dataclass(frozen=True)
-class ReserveRequest:
+class ReserveRequest(NamedTuple):
     """What to reserve. `lengths` has one entry a key in OPAQUE namespaces and is empty in KV ones."""
 
     keys: Sequence[bytes]
@@ -47,8 +45,7 @@ class ReserveRequest:
     hint: TouchHint = NO_HINT
 
 
-@dataclass(frozen=True)
-class Reserved:
+class Reserved(NamedTuple):
     """Answer to Reserve: the lease (None if nothing was created) and the state of each part, key by key."""
 
     lease: WriteLease | None
@@ -83,11 +80,13 @@ class _Plan:
         """Answers the parts of a wish."""
         width = len(self.chosen)
         start = wish.at * width
-        if len(wish.parts) == width:
+        if width == 1:
+            self.states[start] = state
+        elif len(wish.parts) == width:
             self.states[start : start + width] = bytes((state,)) * width
-            return
-        for part in wish.parts:
-            self.states[start + self.chosen.index(part)] = state
+        else:
+            for part in wish.parts:
+                self.states[start + self.chosen.index(part)] = state
 
     def answer_repeats(self) -> None:
         """Answers a key given again as the first time; what that created is in flight."""
@@ -121,16 +120,17 @@ class Writer:
 
         Raises InvalidArgument (more bytes than one call may hold) and TableFull; then nothing changed.
         """
-        chosen = request.parts or tuple(range(namespace.parts_per_block))
+        chosen = request.parts or namespace.all_parts
         session.check_room()
         lease = WriteLease(self.leases.new_id(), session.id, namespace, now + request.lease_s)
         self.space.start()
         plan = self._plan(namespace, request, chosen, now)
-        self._check_size(namespace, plan.wishes)
+        if len(plan.states) * namespace.spec.part_bytes > self.call_bytes:
+            self._check_size(namespace, plan.wishes)
         # Before this call's own holds, which end with it and are no leases.
         plan.share_bytes = self.leased_share_bytes - self.records.leased_bytes - self.records.reserved_bytes
         # Held, so that making room cannot take this call's own blocks.
-        own = _distinct_tail_first([block for block in plan.known if block >= 0])
+        own = distinct_tail_first(as_rows([block for block in plan.known if block >= 0]))
         if len(own):
             self.records.hold(own)
             self.records.touch(namespace, own, now=now, hint=request.hint)
@@ -139,12 +139,12 @@ class Writer:
             self._touch_all(namespace, plan.known, now=now, hint=request.hint)
         if len(own):
             self.records.unhold(own, now)
-        plan.answer_repeats()
+        if plan.repeats:
+            plan.answer_repeats()
         _count(namespace, plan.states)
         if not plan.parts:
             return Reserved(None, bytes(plan.states))
-        lease.parts = np.array(plan.parts, np.int32)
-        lease.blocks = np.array(plan.blocks[::-1], np.int32)
+        lease.parts, lease.blocks = as_rows(plan.parts), as_rows(plan.blocks[::-1])
         lease.landed, lease.open = bytearray(len(plan.parts)), bytearray(b"\x01") * len(plan.parts)
         self.leases.add(lease)
         session.leases.add(lease.id)
@@ -160,11 +160,11 @@ class Writer:
             raise LeaseExpired(f"write lease {lease.id} has ended", field="lease")
         _check_indexes(indexes, len(lease.parts), len(checksums))
         states = self._verdicts(lease, indexes)
-        lost = [index for index, s in zip(indexes, states, strict=True) if s == _LOST and lease.open[index]]
+        lost = self._open_lost(lease, indexes, states) if _LOST in states else []
         good = [i for i, s in enumerate(states) if s == _COMMITTED]
         self._drop(lease, lost)
         if good:
-            parts = lease.parts.data
+            parts = _numbers(lease.parts)
             for i in good:
                 lease.open[indexes[i]] = 0
             self.records.publish([parts[indexes[i]] for i in good], [checksums[i] for i in good])
@@ -185,8 +185,8 @@ class Writer:
 
     def unpinned(self, lease: WriteLease, now: float) -> None:
         """Takes back the slots of parts dropped under the pins, and the holds if the lease has ended."""
-        owed, lease.owed = lease.owed, NO_IDS
-        self.records.abandon(lease.namespace, owed.tolist())
+        owed, lease.owed = lease.owed, []
+        self.records.abandon(lease.namespace, owed)
         if lease.ended:
             self.records.unhold(lease.blocks, now)
 
@@ -196,15 +196,16 @@ class Writer:
             return
         for index in indexes:
             lease.open[index] = 0
-        parts = lease.parts[indexes]
+        rows = _numbers(lease.parts)
+        parts = [rows[index] for index in indexes]
         if lease.pins:
-            lease.owed = np.concatenate((lease.owed, parts))
+            lease.owed += parts
         else:
-            self.records.abandon(lease.namespace, parts.tolist())
+            self.records.abandon(lease.namespace, parts)
 
     def _verdicts(self, lease: WriteLease, indexes: Sequence[int]) -> bytearray:
         """Tells of each part whether it can be committed."""
-        doomed, block, parts = self.records.blocks.cell.doomed, self.records.parts.cell.block, lease.parts.data
+        doomed, block, parts = self.records.blocks.cell.doomed, self.records.parts.cell.block, _numbers(lease.parts)
         states = bytearray(len(indexes))
         for i, index in enumerate(indexes):
             if doomed[block[parts[index]]]:
@@ -214,6 +215,10 @@ class Writer:
             else:
                 states[i] = _COMMITTED if lease.landed[index] else _UNFILLED
         return states
+
+    @staticmethod
+    def _open_lost(lease: WriteLease, indexes: Sequence[int], states: bytearray) -> list[int]:
+        return [index for index, s in zip(indexes, states, strict=True) if s == _LOST and lease.open[index]]
 
     # -- reserve, step by step -----------------------------------------------------------------------------------
 
@@ -282,28 +287,29 @@ class Writer:
             return 0, PartState.DRAINING
         if run[0].length > namespace.spec.part_bytes or slot_bytes > self.records.arena.page_bytes:
             return 0, PartState.TOO_LARGE
-        need = min(sum([len(w.parts) for w in run]), max(0, plan.share_bytes // slot_bytes))
+        asked = sum([len(w.parts) for w in run])
+        need = min(asked, max(0, plan.share_bytes // slot_bytes))
         allowed = self.space.shrink(namespace, slot_bytes, need * slot_bytes) // slot_bytes
         why = PartState.QUOTA if allowed < need else PartState.FULL
-        wishes = _leading(run, allowed)
+        wishes = run if allowed >= asked else _leading(run, allowed)
         blocks = self._rows(namespace, plan, wishes, slot_bytes=slot_bytes, now=now)
         wishes = wishes[: len(blocks)]
         parts = self._part_rows(blocks, wishes)
-        owners = np.array(parts, np.int32)
+        owners = as_rows(parts)
         offsets = self.space.allocate(namespace, owners, slot_bytes=slot_bytes, now=now)
         fit = len(wishes)
         if len(offsets) < len(parts):
             fit = len(_leading(wishes, len(offsets)))
-            parts = self._part_rows(blocks[:fit], wishes[:fit])
-            self._take_back(namespace, blocks[fit:], wishes[fit:], offsets=offsets[len(parts) :].tolist())
-        used = len(parts)
-        plan.share_bytes -= used * slot_bytes
-        self._adopt(namespace, plan, blocks[:fit], wishes[:fit], owners=owners[:used], offsets=offsets[:used], now=now)
+            used = sum([len(w.parts) for w in wishes[:fit]])
+            self._take_back(namespace, blocks[fit:], wishes[fit:], offsets=offsets[used:])
+            blocks, wishes, owners, offsets = blocks[:fit], wishes[:fit], owners[:used], offsets[:used]
+        plan.share_bytes -= len(owners) * slot_bytes
+        self._adopt(namespace, plan, blocks, wishes, owners=owners, offsets=offsets, now=now)
         return fit, why
 
-    def _take_back(self, namespace: Namespace, blocks: list[int], wishes: list[_Wish], *, offsets: list[int]) -> None:
+    def _take_back(self, namespace: Namespace, blocks: list[int], wishes: list[_Wish], *, offsets: Offsets) -> None:
         """Gives up blocks that did not get all their slots, and the slots that they got."""
-        self.records.arena.free(offsets)
+        self.records.arena.free(offsets if isinstance(offsets, list) else offsets.tolist())
         for block, wish in zip(blocks, wishes, strict=True):
             if wish.block is None:
                 self.records.drop_new_block(namespace, block)
@@ -324,7 +330,11 @@ class Writer:
 
     def _part_rows(self, blocks: list[int], wishes: list[_Wish]) -> list[int]:
         first = self.records.blocks.cell.first_part
-        return [first[block] + part for block, wish in zip(blocks, wishes, strict=True) for part in wish.parts]
+        rows: list[int] = []
+        for block, wish in zip(blocks, wishes, strict=True):
+            start = first[block]
+            rows += [start + part for part in wish.parts]
+        return rows
 
     def _adopt(
         self,
@@ -333,8 +343,8 @@ class Writer:
         blocks: list[int],
         wishes: list[_Wish],
         *,
-        owners: Ids,
-        offsets: Longs,
+        owners: Rows,
+        offsets: Offsets,
         now: float,
     ) -> None:
         """Links new blocks, gives parts their slots and holds every block for the lease."""
@@ -346,20 +356,20 @@ class Writer:
             if wish.block is None:
                 self.records.link(namespace, block, now)
                 plan.known[wish.at] = block
-        self.records.hold(np.array(blocks, np.int32))
+        self.records.hold(as_rows(blocks))
         plan.blocks += blocks
-        plan.parts += owners.tolist()
+        plan.parts += owners if isinstance(owners, list) else owners.tolist()
 
     def _touch_all(self, namespace: Namespace, known: list[int], *, now: float, hint: TouchHint) -> None:
         """The whole chain as one request, stored head included; blocks removed while room was made are left out."""
         doomed = self.records.blocks.cell.doomed
-        blocks = _distinct_tail_first([block for block in known if block >= 0 and not doomed[block]])
-        self.records.touch(namespace, blocks, now=now, hint=hint)
+        blocks = as_rows([block for block in known if block >= 0 and not doomed[block]])
+        self.records.touch(namespace, distinct_tail_first(blocks), now=now, hint=hint)
 
 
-def _distinct_tail_first(blocks: list[int]) -> Ids:
-    """As distinct_tail_first, of a list."""
-    return np.array(list(dict.fromkeys(reversed(blocks))), np.int32) if blocks else NO_IDS
+def _numbers(rows: Rows) -> Sequence[int]:
+    """The same rows, as ints one by one."""
+    return rows if isinstance(rows, list) else rows.data
 
 
 def _count(namespace: Namespace, states: bytearray) -> None:

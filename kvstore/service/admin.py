@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
 
 from kvstore.core.namespaces import Namespace
 from kvstore.core.store import Purged
@@ -17,16 +18,26 @@ _SOURCES = {"env": "environment"}  # The contract's word for a source, where it 
 MIN_INTERVAL_MS, DEFAULT_INTERVAL_MS, MAX_INTERVAL_MS = 100, 1000, 60_000
 
 
-class AdminHandlers:
-    """`options` are the effective options as (key, value, source)."""
+class Channel(Protocol):
+    """The fast channel's door, as far as it is counted."""
 
-    def __init__(self, shell: Shell, options: Sequence[tuple[str, str, str]]) -> None:
-        self._shell, self._options = shell, options
+    @property
+    def connection_count(self) -> int: ...
+
+    @property
+    def opened_total(self) -> int: ...
+
+
+class AdminHandlers:
+    """`options` are the effective options as (key, value, source). `channel` is None where there is no such door."""
+
+    def __init__(self, shell: Shell, options: Sequence[tuple[str, str, str]], channel: Channel | None = None) -> None:
+        self._shell, self._options, self._channel = shell, options, channel
         self._started = shell.now()
 
     def get_stats(self, request: pb.GetStatsRequest, call: Call) -> pb.Stats:
         store = self._shell.store
-        gauges = store.gauges() | {"prefaulted_bytes": self._shell.memory.prefaulted_bytes}
+        gauges = store.gauges() | {"prefaulted_bytes": self._shell.memory.prefaulted_bytes} | self._channel_gauges()
         audits = {"audits": self._shell.audits, "audit_faults": self._shell.audit_faults}
         return pb.Stats(
             generation=self._shell.generation,
@@ -82,6 +93,16 @@ class AdminHandlers:
             self._shell.settle()
             await asyncio.sleep(0)
         return pb.PurgeResponse(blocks=done.blocks, deferred_blocks=done.deferred_blocks, bytes=done.bytes)
+
+    def _channel_gauges(self) -> dict[str, int]:
+        channel, regions = self._channel, self._shell.regions
+        return {
+            "channel_connections": 0 if channel is None else channel.connection_count,
+            "channel_opened_total": 0 if channel is None else channel.opened_total,
+            "regions": regions.region_count,
+            "region_bytes": regions.region_bytes,
+            "regions_registered": regions.registered_count,
+        }
 
 
 def _counts(values: dict[str, int]) -> list[pb.Count]:

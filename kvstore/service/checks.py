@@ -14,6 +14,9 @@ from kvstore_wire.namespace import Kind
 from kvstore_wire.states import Coverage
 from kvstore_wire.v1 import types_pb2 as types
 
+# A table, since calling an enum costs as much as parsing a small request.
+_COVERAGES = {int(value): value for value in Coverage}
+
 
 @dataclass(frozen=True)
 class Checks:
@@ -23,10 +26,12 @@ class Checks:
 
     def keys(self, chain: types.Chain, limit: int) -> Sequence[bytes]:
         """Returns the keys of a chain, checked."""
-        checked_keys(chain.keys, field="chain.keys", limit=limit)
-        if chain.parent:
-            _key_length(len(chain.parent), "chain.parent")
-        return chain.keys
+        keys = chain.keys[:]  # Each reading of a message's field makes it anew.
+        checked_keys(keys, field="chain.keys", limit=limit)
+        parent = chain.parent
+        if parent:
+            _key_length(len(parent), "chain.parent")
+        return keys
 
     def lease_s(self, lease_ms: int) -> float:
         """Returns how long a lease is asked for, the default for 0."""
@@ -52,12 +57,10 @@ def checked_keys(keys: Collection[bytes], *, field: str, limit: int) -> None:
 
 def parts(selection: types.PartSelection, namespace: Namespace, *, key_count: int, limit: int) -> tuple[int, ...]:
     """Returns the parts selected, empty for all. `limit` bounds keys times parts."""
-    chosen = tuple(selection.parts)
+    chosen = tuple(selection.parts[:])
     count = namespace.parts_per_block
-    if any(a >= b for a, b in itertools.pairwise(chosen)):
-        raise InvalidArgument("must be strictly ascending", field="parts")
-    if chosen and chosen[-1] >= count:
-        raise InvalidArgument(f"names part {chosen[-1]}", field="parts", limit=f"0-{count - 1}")
+    if chosen:
+        _ascending(chosen, count)
     asked = key_count * (len(chosen) or count)
     if asked > limit:
         raise InvalidArgument(f"{key_count} keys make {asked} parts", field="chain.keys", limit=f"{limit} parts a call")
@@ -65,10 +68,10 @@ def parts(selection: types.PartSelection, namespace: Namespace, *, key_count: in
 
 
 def coverage(value: int) -> Coverage:
-    try:
-        return Coverage(value)
-    except ValueError:
-        raise InvalidArgument(f"{value} is not a known value", field="coverage", limit="0-1") from None
+    found = _COVERAGES.get(value)
+    if found is None:
+        raise InvalidArgument(f"{value} is not a known value", field="coverage", limit="0-1")
+    return found
 
 
 def hint(message: types.Hint) -> TouchHint:
@@ -104,6 +107,13 @@ def text(value: str, *, field: str, limit: int) -> None:
     size = len(value.encode())
     if size > limit:
         raise InvalidArgument(f"has {size} bytes", field=field, limit=f"{limit} bytes")
+
+
+def _ascending(parts: tuple[int, ...], count: int) -> None:
+    if any(a >= b for a, b in itertools.pairwise(parts)):
+        raise InvalidArgument("must be strictly ascending", field="parts")
+    if parts[-1] >= count:
+        raise InvalidArgument(f"names part {parts[-1]}", field="parts", limit=f"0-{count - 1}")
 
 
 def _key_length(size: int, field: str) -> None:

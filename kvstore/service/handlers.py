@@ -195,16 +195,16 @@ class StoreHandlers:
         shell.settle()
         answer = pb.ReserveResponse(states=reserved.states, retry_after_ms=retry_after_ms(reserved.states))
         if reserved.lease is not None:
-            answer.lease.CopyFrom(self._grant(reserved.lease.id, wanted.lease_s))
-            answer.offsets.extend(shell.store.records.parts.offset[reserved.lease.parts].tolist())
+            self._grant(answer.lease, reserved.lease.id, wanted.lease_s)
+            answer.offsets.extend(shell.store.part_views(reserved.lease.parts)[0])
         return answer
 
     def commit(self, request: pb.CommitRequest, call: Call) -> pb.CommitResponse:
         shell = self._shell
         session = shell.session(request.session)
         lease = self.write_lease(session, request.lease)
-        indexes = list(request.parts) or list(range(len(lease.parts)))
-        states = shell.store.commit(session, lease, indexes, checksums=request.checksums, now=shell.now())
+        indexes = request.parts[:] or range(len(lease.parts))
+        states = shell.store.commit(session, lease, indexes, checksums=request.checksums[:], now=shell.now())
         shell.settle()
         return pb.CommitResponse(states=states)
 
@@ -290,22 +290,20 @@ class StoreHandlers:
         self._shell.settle()
 
     def _acquired(self, acquisition: Acquisition, step: Step) -> pb.AcquireResponse:
-        offsets, lengths, checksums = self._shell.store.part_views(step.parts)
-        answer = pb.AcquireResponse(
-            first=step.first,
-            states=step.states,
-            offsets=offsets,
-            lengths=lengths,
-            checksums=checksums,
-            settled=step.settled,
-        )
+        answer = pb.AcquireResponse(first=step.first, states=step.states, settled=step.settled)
+        if len(step.parts):
+            offsets, lengths, checksums = self._shell.store.part_views(step.parts)
+            answer.offsets.extend(offsets)
+            answer.lengths.extend(lengths)
+            answer.checksums.extend(checksums)
         if acquisition.lease is not None:
             left = acquisition.lease.deadline - self._shell.now()
-            answer.lease.CopyFrom(self._grant(acquisition.lease.id, left))
+            self._grant(answer.lease, acquisition.lease.id, left)
         return answer
 
-    def _grant(self, lease_id: int, lease_s: float) -> types.Lease:
-        return types.Lease(id=lease_id, generation=self._shell.generation, ttl_ms=max(0, int(lease_s * 1000)))
+    def _grant(self, lease: types.Lease, lease_id: int, lease_s: float) -> None:
+        """Fills in the lease of an answer."""
+        lease.id, lease.generation, lease.ttl_ms = lease_id, self._shell.generation, max(0, int(lease_s * 1000))
 
     def _for_each(self, leases: Sequence[types.Lease], act: Callable[[int], bool]) -> list[bool]:
         checks.at_most_leases(leases)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from xxhash import xxh3_64
 
-from kvstore.core.columns import Ids
+from kvstore.core.few import Rows
 from kvstore.core.leases import ReadLease
 from kvstore.core.sessions import Session
 from kvstore.service import ranges
@@ -14,6 +14,8 @@ from kvstore.service.shell import Shell
 from kvstore_wire.errors import LeaseExpired
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
+
+MOST_PIECES = 1024  # Taken at once: many tiny ones must not hold the event loop.
 
 
 class Reading:
@@ -29,7 +31,7 @@ class Reading:
         lease: ReadLease | None,
         *,
         states: bytes,
-        parts: Ids,
+        parts: Rows,
         chosen: Sequence[types.Range] = (),
         ends_lease: bool,
     ) -> None:
@@ -95,7 +97,7 @@ class Reading:
 
     def _take_parts(self, most: int) -> tuple[list[memoryview], int]:
         view, pieces, size = self._shell.memory.view, list[memoryview](), 0
-        while size < most and self._part < len(self.lengths):
+        while size < most and self._part < len(self.lengths) and len(pieces) < MOST_PIECES:
             length = self.lengths[self._part]
             start = self.offsets[self._part] + self._done
             count = min(length - self._done, most - size)
@@ -110,7 +112,7 @@ class Reading:
     def _take_ranged(self, most: int) -> tuple[list[memoryview], int]:
         assert self._ranged is not None
         pieces, size = list[memoryview](), 0
-        while size < most:
+        while size < most and len(pieces) < MOST_PIECES:
             piece, self._held = (self._held or next(self._ranged, None)), None
             if piece is None:
                 break

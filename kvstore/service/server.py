@@ -82,7 +82,7 @@ class Server:
         self.transfers = Transfers(shell, self.handlers)
         self.transfer = InlineTransfer(shell, self.transfers, send_budget_bytes=send_budget_bytes)
         self.channel = FramedDoor(shell, self.handlers, self.transfers, channel)
-        self._admin = AdminHandlers(shell, options)
+        self._admin = AdminHandlers(shell, options, self.channel)
         self._health = health.aio.HealthServicer()
         self._probe = Probe(
             shell,

@@ -11,9 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import numpy as np
-
-from kvstore.core.columns import Ids
+from kvstore.core.few import Rows, joined
 from kvstore.core.leases import Lease
 from kvstore.core.reading import Acquisition
 from kvstore.core.sessions import Session
@@ -98,17 +96,17 @@ class Transfers:
         acquisition = self._handlers.begin_acquire(session, request, self._lease_s(call))
         try:
             states = b""
-            parts: list[Ids] = [np.empty(0, np.int32)]
+            parts: Rows = []
             async for step in self._handlers.steps(acquisition, wait_s, call, wait):
                 states += step.states
-                parts.append(step.parts)
-            return self._reading(session, request, acquisition, states=states, parts=np.concatenate(parts))
+                parts = joined(parts, step.parts) if len(parts) else step.parts
+            return self._reading(session, request, acquisition, states=states, parts=parts)
         except BaseException:
             self._give_up(session, acquisition)
             raise
 
     def _reading(
-        self, session: Session, request: pb.GetRequest, acquisition: Acquisition, *, states: bytes, parts: Ids
+        self, session: Session, request: pb.GetRequest, acquisition: Acquisition, *, states: bytes, parts: Rows
     ) -> Reading:
         chosen, lease = request.ranges, acquisition.lease
         return Reading(self._shell, session, lease, states=states, parts=parts, chosen=chosen, ends_lease=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import inspect
 import re
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
@@ -166,8 +166,8 @@ class FramedDoor:
 
     name = "framed"
 
-    def __init__(self, address: str, admin_target: str) -> None:
-        self._address, self._admin = address, GrpcDoor(admin_target, admin_target)
+    def __init__(self, address: str, admin_target: str, tls: ssl.SSLContext | None = None) -> None:
+        self._address, self._tls, self._admin = address, tls, GrpcDoor(admin_target, admin_target)
         self._answers: dict[int, asyncio.Queue[tuple[Frame, bytes]]] = {}
         self._last = 0
         self._opened: asyncio.Future[None] | None = None
@@ -257,7 +257,7 @@ class FramedDoor:
         if frame.verb == Verb.CREDIT:
             return self
         if frame.message_bytes or (frame.ends and not frame.payload_bytes):
-            plain = dataclasses.replace(frame, flags=0) if frame.payload_bytes else frame
+            plain = frame._replace(flags=0) if frame.payload_bytes else frame
             self._queue(frame.request).put_nowait((plain, bytes(message)))
         self._payload = bytearray()
         return self
@@ -285,7 +285,7 @@ class FramedDoor:
             streams = await asyncio.open_unix_connection(self._address.removeprefix("unix:"))
         else:
             host, _, port = self._address.rpartition(":")
-            streams = await asyncio.open_connection(host, int(port))
+            streams = await asyncio.open_connection(host, int(port), ssl=self._tls)
         self._reader, self._writer = streams
         self._pump = asyncio.ensure_future(self._receive())
         request = self._request()

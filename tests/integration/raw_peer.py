@@ -18,6 +18,7 @@ from kvstore_wire.errors import KvStoreError, from_detail
 from kvstore_wire.frames import END, ERROR, Frame, FrameReader, Verb, head
 from kvstore_wire.v1 import channel_pb2 as channel
 from kvstore_wire.v1 import types_pb2 as types
+from kvstore_wire.waiting import within
 
 WAIT_S = 15.0  # What takes longer is a failed test.
 CREDIT_BYTES = 64 << 20
@@ -53,7 +54,7 @@ class RawPeer:
         return channel.HelloAnswer.FromString(came.message)
 
     async def send(self, data: bytes) -> None:
-        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.sock, data), WAIT_S)
+        await within(WAIT_S, asyncio.get_running_loop().sock_sendall(self.sock, data))
 
     async def ask(self, verb: int, request: int, message: Message, *, flags: int = END, timeout_ms: int = 0) -> None:
         await self.send(head(verb, request, message.SerializeToString(), flags=flags, timeout_ms=timeout_ms))
@@ -102,9 +103,10 @@ class RawPeer:
         readable: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.sock.fileno(), _resolve, readable)
         try:
-            await asyncio.wait_for(readable, WAIT_S)
+            await asyncio.wait({readable}, timeout=WAIT_S)
         finally:
             loop.remove_reader(self.sock.fileno())
+        assert readable.done(), "nothing came"
         data, ancillary, _, _ = self.sock.recvmsg(256 << 10, socket.CMSG_SPACE(64), socket.MSG_CMSG_CLOEXEC)
         for _, _, rights in ancillary:
             self.descriptors += array.array("i", rights)

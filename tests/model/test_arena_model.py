@@ -51,14 +51,15 @@ class ArenaMachine(RuleBasedStateMachine):
         self.owner: dict[int, int] = {}
         self.next_owner = 0
 
-    @rule(key=any_class, count=st.integers(0, 40))
-    def allocate(self, key: ClassKey, count: int) -> None:
+    @rule(key=any_class, count=st.integers(0, 40), one_by_one=st.booleans())
+    def allocate(self, key: ClassKey, count: int, one_by_one: bool) -> None:
         room = sum(p.room for p in self.pages if p.key == key)
         if key != HOME:
             room += sum(p.size_bytes // key.slot_bytes for p in self.pages if not p.key)
         owners = np.arange(self.next_owner, self.next_owner + count, dtype=np.int32)
         self.next_owner += count
-        offsets = self.arena.allocate(key, owners).tolist()
+        given = self.arena.allocate(key, owners.tolist() if one_by_one else owners)
+        offsets = given if isinstance(given, list) else given.tolist()
         assert len(offsets) == min(count, room)
         for owner, offset in zip(owners.tolist(), offsets, strict=False):
             page = self._page(offset)

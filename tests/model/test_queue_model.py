@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.core.columns import BlockColumns, Ids, Places
 from kvstore.core.eviction.base import NO_HINT, BlockQueue
 from kvstore.core.eviction.lru import TailFirstLru
+from kvstore.core.few import Rows
 
 ROWS, COHORTS = 48, 3
 
@@ -22,6 +24,10 @@ cohort = st.integers(0, COHORTS - 1)
 
 def ids(blocks: list[int]) -> Ids:
     return np.array(blocks, np.int32)
+
+
+# A few rows come as a list, many as an array: both must do for any number.
+forms = st.sampled_from([list[int], ids])
 
 
 class ModelCohort:
@@ -61,15 +67,15 @@ class QueueMachine(RuleBasedStateMachine):
     def _of(self, block: int) -> int | None:
         return next((i for i, c in enumerate(self.model) if block in c), None)
 
-    @rule(index=cohort, chosen=rows, times=st.sampled_from([1, 1, 1, 70, 700]))
-    def touch(self, index: int, chosen: list[int], times: int) -> None:
+    @rule(index=cohort, chosen=rows, times=st.sampled_from([1, 1, 1, 70, 700]), form=forms)
+    def touch(self, index: int, chosen: list[int], times: int, form: Callable[[list[int]], Rows]) -> None:
         """Over and over, so that the log fills and is compacted."""
         mine = [b for b in chosen if self._of(b) in (None, index)]
         if not mine:
             return
         for _ in range(times):
             self.now += 1
-            self.policies[index].touch(ids(mine), self.now, NO_HINT)
+            self.policies[index].touch(form(mine), self.now, NO_HINT)
             mine = mine[1:] + mine[:1]
         for block in mine[-1:] + mine[:-1]:
             self.model[index].parked.discard(block)

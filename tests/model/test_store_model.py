@@ -9,6 +9,7 @@ A pinned lease has a copy under way: whatever becomes of the lease, its slots ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import strategies as st
@@ -24,7 +25,19 @@ from kvstore_wire.errors import LeaseExpired
 from kvstore_wire.namespace import Chains, NamespaceSpec
 from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.model.naive import ABSENT, PRESENT, RESERVED, NaiveBlock, NaiveNamespace, NaivePin, NaiveRead, NaiveWrite
-from tests.shards import KIB, PAGE_BYTES, Client, Shard, block_states, key, kv_spec, opaque_spec, part_states
+from tests.shards import (
+    KIB,
+    PAGE_BYTES,
+    WAYS,
+    Client,
+    Shard,
+    at_most_few,
+    block_states,
+    key,
+    kv_spec,
+    opaque_spec,
+    part_states,
+)
 
 TTL_S, QUOTA, LIMIT = 5.0, 3 * PAGE_BYTES, 2 * PAGE_BYTES
 
@@ -52,8 +65,12 @@ lengths_of_values = st.sampled_from([0, 3000, 4097, 20 * KIB, 60 * KIB, PAGE_BYT
 class StoreMachine(RuleBasedStateMachine):
     """Clients read, write, forget, die and come back late."""
 
+    most_few = WAYS[2]  # Rows that are handled one by one.
+
     def __init__(self) -> None:
         super().__init__()
+        self.way = ExitStack()
+        self.way.enter_context(at_most_few(self.most_few))
         self.shard = Shard(
             capacity_bytes=6 * PAGE_BYTES + 16 * KIB, leased_share=0.8, rules_of=lambda spec: RULES[spec.name]
         )
@@ -68,6 +85,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.memory: dict[int, tuple[int, int]] = {}
         self.generations = 0
         self.counted = self.store.counters()
+
+    def teardown(self) -> None:
+        self.way.close()
 
     # -- verbs ---------------------------------------------------------------------------------------------------
 
@@ -516,4 +536,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.counted = now
 
 
+class AtOnceMachine(StoreMachine):
+    """All rows are handled at once, however few."""
+
+    most_few = WAYS[0]
+
+
+class MixedMachine(StoreMachine):
+    """Most chains are handled at once, what is left of them one by one."""
+
+    most_few = WAYS[1]
+
+
 TestStore = StoreMachine.TestCase
+TestStoreAtOnce = AtOnceMachine.TestCase
+TestStoreMixed = MixedMachine.TestCase

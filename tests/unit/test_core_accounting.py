@@ -15,6 +15,8 @@ from kvstore_wire.limits import MAX_NAMESPACES_PER_SESSION
 from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Shard, fill, key, keys, kv_spec
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SLOTS = PAGE_BYTES // 4096
 BYTES = ("free_bytes", "reserved_bytes", "leased_bytes", "evictable_bytes")
 

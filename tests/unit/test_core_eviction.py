@@ -21,6 +21,8 @@ from kvstore.workload.trace import Trace
 from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Client, Shard, fill, key, keys, kv_spec
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SLOTS = PAGE_BYTES // 4096
 CREATED, FULL = PartState.CREATED, PartState.FULL
 

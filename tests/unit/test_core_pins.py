@@ -13,6 +13,8 @@ from kvstore_wire.errors import LeaseExpired, NamespaceMismatch, TableFull
 from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Client, Shard, fill, key, keys, kv_spec, part_states
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SLOTS = PAGE_BYTES // 4096
 
 

@@ -8,6 +8,8 @@ from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore_wire.states import PartState
 from tests.shards import KIB, PAGE_BYTES, Client, Shard, key, keys, kv_spec
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SLOTS = PAGE_BYTES // 4096
 CREATED, QUOTA, FULL, BEYOND = PartState.CREATED, PartState.QUOTA, PartState.FULL, PartState.BEYOND
 

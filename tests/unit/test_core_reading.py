@@ -12,6 +12,8 @@ from kvstore_wire.errors import TableFull, UnknownNamespace, UnknownSession
 from kvstore_wire.states import BlockState, Coverage, PartState
 from tests.shards import PAGE_BYTES, Client, Shard, block_states, fill, key, keys, kv_spec
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 HOT, MISSING, BEYOND = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND
 IN_FLIGHT, BUSY = BlockState.IN_FLIGHT, BlockState.BUSY
 SLOTS = PAGE_BYTES // 4096

@@ -11,6 +11,8 @@ from kvstore.core.namespaces import Namespace
 from kvstore_wire.states import PartState
 from tests.shards import KIB, MIB, PAGE_BYTES, Client, Shard, fill, key, keys, kv_spec, opaque_spec
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 CREATED, FULL = PartState.CREATED, PartState.FULL
 
 

@@ -10,6 +10,8 @@ from kvstore_wire.namespace import Chains
 from kvstore_wire.states import BlockState, PartState
 from tests.shards import KIB, PAGE_BYTES, Shard, block_states, fill, key, keys, kv_spec, opaque_spec, part_states
 
+pytestmark = pytest.mark.usefixtures("each_way")
+
 SLOTS = PAGE_BYTES // 4096
 
 

@@ -1,12 +1,12 @@
 """This store through its blocking client, by the one transport that the variant names.
 
-`shm views` reads where the bytes lie: it maps the arena and copies nothing, so its time is what a call costs.
+Over shm, puts come from shared memory that the client registers, as rivals have theirs. `shm views` reads where the
+bytes lie: it maps the arena and copies nothing, so its time is what a call costs.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any
+import os
 
 from bench.compare.clients.work import Job, Store, Unusable, Values, serve
 from bench.rig import spec
@@ -14,12 +14,12 @@ from kvstore_client import Client, ClientOptions
 from kvstore_client.blocking import Namespace
 
 DEADLINE_MS = 60_000
-VIEWS = "shm views"
+SHM, VIEWS = "shm", "shm views"
 
 
 class Own(Store):
-    def __init__(self, client: Client, values: Values) -> None:
-        self._client, self._values = client, values
+    def __init__(self, client: Client, values: Values, sources: list[memoryview]) -> None:
+        self._client, self._values, self._sources = client, values, sources
         self.namespace: Namespace = client.namespace(spec(values.size_bytes))
         self.keys = [bytes.fromhex(name) for name in values.names]
 
@@ -29,7 +29,7 @@ class Own(Store):
             raise failure
 
     def put(self, first: int, last: int) -> None:
-        result = self.namespace.put(self.keys[first:last], self._values.sources[first:last])
+        result = self.namespace.put(self.keys[first:last], self._sources[first:last])
         if result.failure is not None:
             raise result.failure
         if result.stored != last - first:
@@ -50,14 +50,15 @@ class OwnViews(Own):
     """Reads by views under a lease."""
 
     def get(self, first: int, last: int) -> None:
-        with self.namespace.acquire(self.keys[first:last]) as lease:
-            views: Any = getattr(lease, "views", None)
-            if lease.prefix_blocks != last - first or views is None or len(views) != last - first:
-                raise RuntimeError(f"a lease shows {lease.prefix_blocks} of {last - first} values")
+        with self.namespace.view(self.keys[first:last]) as views:
+            for i in range(len(views)):
+                views[i]
+            found = views.prefix_blocks if views.in_place else 0
+        if found != last - first or not views.valid:
+            raise RuntimeError(f"a view shows {found} of {last - first} values in place")
 
     def land(self, first: int, last: int) -> None:
-        with self.namespace.acquire(self.keys[first:last]) as lease:
-            views: Any = getattr(lease, "views", ())
+        with self.namespace.view(self.keys[first:last]) as views:
             for target, view in zip(self._values.targets[first:last], views, strict=True):
                 target[:] = view
 
@@ -65,30 +66,30 @@ class OwnViews(Own):
 def open_own(job: Job, values: Values) -> Store:
     """Opens the store and makes its first call. Raises Unusable where the bytes would go another way."""
     transport = job.variant.split()[0]
-    client = Client(_options(job.address, transport))
-    store = OwnViews(client, values) if job.variant == VIEWS else Own(client, values)
+    client = Client(ClientOptions(target=job.address, default_deadline_ms=DEADLINE_MS, transports=(transport,)))
+    sources = _registered(client, values) if transport == SHM else values.sources
+    store = OwnViews(client, values, sources) if job.variant == VIEWS else Own(client, values, sources)
     failure = store.namespace.match(store.keys[:1]).failure
     reason = "" if failure is None else f"the first call failed: {failure}"
     if not reason and client.transport != transport:
         reason = f"asked for {transport}, but the client moves bytes by {client.transport}"
-    if not reason and job.variant == VIEWS:
-        reason = _views_missing(store)
     if reason:
         client.close()
         raise Unusable(reason)
     return store
 
 
-def _options(target: str, transport: str) -> ClientOptions:
-    chosen: dict[str, Any] = {"target": target, "default_deadline_ms": DEADLINE_MS}
-    if "transports" in {field.name for field in fields(ClientOptions)}:
-        chosen["transports"] = (transport,)
-    return ClientOptions(**chosen)
-
-
-def _views_missing(store: Own) -> str:
-    with store.namespace.acquire(store.keys[:1]) as lease:
-        return "" if hasattr(lease, "views") else "the client's leases have no views of the arena"
+def _registered(client: Client, values: Values) -> list[memoryview]:
+    """The values once more, in shared memory that the server may copy from."""
+    fd = os.memfd_create("compare")
+    try:
+        os.ftruncate(fd, values.source.nbytes)
+        memory = client.register(fd).memory
+    finally:
+        os.close(fd)
+    memory[:] = values.source.data
+    size_bytes = values.size_bytes
+    return [memory[i * size_bytes : (i + 1) * size_bytes] for i in range(values.count)]
 
 
 if __name__ == "__main__":

@@ -103,19 +103,19 @@ class Store(ABC):
 def serve(open_store: Callable[[Job, Values], Store]) -> None:
     """Opens the store for the job on the command line, and answers until the input ends."""
     _keep_freed_memory()
-    answers = _own_output()
+    answers = own_output()
     job = Job.from_json(sys.argv[1])
     values = Values(job)
     try:
         store = open_store(job, values)
     except Unusable as unusable:
-        _say(answers, {"skip": str(unusable)})
+        say(answers, {"skip": str(unusable)})
         return
-    _say(answers, {"ready": True})
+    say(answers, {"ready": True})
     gc.freeze()
     try:
         for line in sys.stdin:
-            _say(answers, answer(json.loads(line), store=store, values=values))
+            say(answers, answer(json.loads(line), store=store, values=values))
     finally:
         store.close()
 
@@ -172,13 +172,13 @@ def _keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
 
 
-def _own_output() -> TextIO:
+def own_output() -> TextIO:
     """Takes the standard output for the conversation, from native libraries too."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return output
 
 
-def _say(answers: TextIO, line: Mapping[str, Any]) -> None:
+def say(answers: TextIO, line: Mapping[str, Any]) -> None:
     answers.write(json.dumps(line) + "\n")
     answers.flush()

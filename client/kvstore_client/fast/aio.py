@@ -9,6 +9,7 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import PathDown
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import Exchange, MakePieces, Taker
+from kvstore_client.quiet import LOGGER
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable
 
 _QUANTUM_BYTES = 2 << 20  # Moved in one turn of the loop at most, so that the loop's other work goes on.
@@ -24,7 +25,7 @@ class AsyncLane:
         self._sock.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._tls = self._sock if isinstance(self._sock, ssl.SSLSocket) else None
-        self._writing = self._waking = False
+        self._writing = False
         self.broken = False
         self._loop.add_reader(self._sock.fileno(), self._readable)
 
@@ -38,6 +39,9 @@ class AsyncLane:
         remaining_ms = deadline.remaining_ms()
         if remaining_ms < 1:
             raise DeadlineExceeded("the deadline passed before the call was sent")
+        if self.wire.failure is not None:
+            self.close(self.wire.failure)
+            raise PathDown(str(self.wire.failure))
         over: asyncio.Future[None] = self._loop.create_future()
         made = self.wire.begin(
             verb, message, taker=taker, ended=lambda: _resolve(over), timeout_ms=remaining_ms, source=source
@@ -68,20 +72,18 @@ class AsyncLane:
         if made.done:
             return
         self.wire.cancel(made)
-        if self.wire.partly_sent(made):
-            self.close(Unreachable("a call was given up in the middle of a frame"))
-        else:
-            self._flush()
+        self._flush()
 
     # -- in ------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
         try:
             self._read()
-        except KvStoreError as error:
-            self.close(error)
-        except OSError as error:
+        except (OSError, KvStoreError) as error:
             self.close(Unreachable(f"the connection broke: {error}"))
+        except Exception as error:  # noqa: BLE001 - the outermost place: the loop would call again and again
+            LOGGER.exception("a connection failed by a fault of the client")
+            self.close(Unreachable(f"a fault of the client: {error!r}"))
         else:
             if self.wire.failure is not None:
                 self.close(self.wire.failure)

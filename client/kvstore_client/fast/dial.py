@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -61,17 +62,16 @@ class Dialed:
 
 def dial(endpoint: Endpoint, generation: int, deadline: Deadline) -> Dialed:
     """Connects and greets. Raises PathDown: nothing listens, or not the shard of that generation."""
-    limit_s = min(CONNECT_S, deadline.remaining_s())
-    if limit_s <= 0:
+    if deadline.passed:
         raise DeadlineExceeded(f"the deadline passed while connecting to {endpoint}")
+    limit = min(deadline, Deadline(time.monotonic() + CONNECT_S), key=lambda d: d.at_s)
     try:
-        sock = _connected(endpoint, limit_s)
+        sock = _connected(endpoint, max(0.001, limit.remaining_s()))
     except (OSError, ssl.SSLError) as error:
         raise PathDown(f"cannot connect to {endpoint}: {error}") from None
     try:
-        sock.settimeout(max(0.001, limit_s))
         wire = Wire()
-        answer = _greeted(sock, wire)
+        answer = _greeted(sock, wire, limit)
         if answer.generation != generation:
             raise PathDown(f"another shard listens at {endpoint}")
         sock.settimeout(None)
@@ -113,12 +113,16 @@ def _connected(endpoint: Endpoint, limit_s: float) -> socket.socket:
         raise
 
 
-def _greeted(sock: socket.socket, wire: Wire) -> channel.HelloAnswer:
+def _greeted(sock: socket.socket, wire: Wire, limit: Deadline) -> channel.HelloAnswer:
     exchange = wire.hello(_nothing)
+    sock.settimeout(max(0.001, limit.remaining_s()))
     for buffer in wire.pending():
         sock.sendall(buffer)
     wire.sent(sum(map(len, wire.pending())))
     while not exchange.done:
+        if limit.passed:
+            raise TimeoutError("timed out")
+        sock.settimeout(max(0.001, limit.remaining_s()))
         size = sock.recv_into(wire.reader.wanted())
         if not size:
             raise ConnectionResetError("closed")

@@ -14,10 +14,12 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import Exchange, MakePieces, Taker
-from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be set anew for less.
+_LONG_BYTES = 256 << 10
+_TRY_LATER = (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
 _MOST_BUFFERS = 512  # Below the kernel's limit of 1024 for one call.
 
 
@@ -55,7 +57,7 @@ class BlockingLane:
         try:
             made = self.wire.begin(verb, message, taker=taker, ended=_nothing, timeout_ms=remaining_ms, source=source)
             self._drive(made, deadline)
-        except OSError as error:
+        except (OSError, InvalidArgument, MalformedAnswer) as error:  # What breaks the framing ends a connection too.
             self.close()
             raise PathDown(f"the connection broke: {error}", sent=True) from None
         except BaseException:
@@ -80,8 +82,11 @@ class BlockingLane:
                 self._sock.sendall(buffer)
             self.wire.sent(sum(map(len, self.wire.pending())))
             while not made.done:
+                self._set_timeouts(deadline)
                 self._receive_descriptor(came)
-        except OSError as error:
+            if self.wire.failure is not None:
+                raise ConnectionResetError(str(self.wire.failure))
+        except (OSError, InvalidArgument, MalformedAnswer) as error:
             self._drop(came)
             self.close()
             raise PathDown(f"the connection broke: {error}", sent=True) from None
@@ -107,40 +112,43 @@ class BlockingLane:
         self.was_silent = True
         self._set_timeouts(deadline)
         while not made.done:
-            buffers = wire.pending()
-            if buffers:
-                wire.sent(self._send(buffers, deadline))
-                if made.source is not None and not made.done:
-                    self._look_for_answers()
-                continue
+            if wire.has_pending:
+                buffers = wire.pending()
+                if buffers:
+                    wire.sent(self._send(buffers, deadline))
+                    if made.source is not None and not made.done:
+                        self._look_for_answers()
+                    continue
             view = reader.wanted()
             size = self._receive(view, deadline, whole=reader.payload_left > 0)
             if size == 0:
                 raise ConnectionResetError("the shard closed it")
             self.was_silent = False
             reader.landed(size)
+            if size < len(view) and not made.done:  # However little comes at a time, it must end in time.
+                self._set_timeouts(deadline)
         if wire.failure is not None:
             raise PathDown(str(wire.failure), sent=True)
 
     def _send(self, buffers: list[memoryview], deadline: Deadline) -> int:
         while True:
-            self._set_timeouts(deadline)
             try:
-                if self._is_tls:
+                if len(buffers) == 1 or self._is_tls:
                     return self._sock.send(buffers[0])
                 return self._sock.sendmsg(buffers[:_MOST_BUFFERS])
-            except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                deadline.check("sending to the shard")
+            except _TRY_LATER:
+                self._set_timeouts(deadline)
 
     def _receive(self, view: memoryview, deadline: Deadline, *, whole: bool) -> int:
-        while True:
+        if whole and len(view) >= _LONG_BYTES:  # Many of these in one call: it must end in time all the same.
             self._set_timeouts(deadline)
+        while True:
             try:
                 if self._is_tls:
                     return self._sock.recv_into(view)
                 return self._sock.recv_into(view, 0, socket.MSG_WAITALL if whole else 0)
-            except (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                deadline.check("waiting for the shard")
+            except _TRY_LATER:
+                self._set_timeouts(deadline)
 
     def _look_for_answers(self) -> None:
         """Takes what the shard has said already: credit, or a refusal that makes the rest of a Put pointless."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from kvstore_client.deadline import Deadline
@@ -15,10 +15,11 @@ from kvstore_client.fast.dial import Dialed, dial, orphaned
 from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.fast.wire import MakePieces, Taker
 from kvstore_client.paths import Path, Paths
-from kvstore_wire.errors import DeadlineExceeded
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.frames import Verb
 
 MAX_IDLE_LANES = 32
+OPEN_MS = 3000  # More than `dial` takes.
 _REPEATABLE = frozenset((Verb.MATCH, Verb.GET, Verb.RENEW, Verb.DELETE, Verb.OVER, Verb.EXPLAIN))
 
 
@@ -28,8 +29,7 @@ class BlockingLanes:
     def __init__(self, path: Path, paths: Paths) -> None:
         self.path, self._paths = path, paths
         self._idle: deque[BlockingLane] = deque()
-        self._pid = os.getpid()
-        self._closed = False
+        self._closed = self._retired = False
 
     async def exchange(
         self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
@@ -58,10 +58,21 @@ class BlockingLanes:
             self._give_back(lane)
         self._paths.worked(self.path)
 
-    def close(self) -> None:
-        self._closed = True
+    def failed(self, error: KvStoreError) -> None:
+        """Notes that the path does not work."""
+        self._paths.failed(self.path, error)
+
+    def retire(self) -> None:
+        """Keeps no connection any more: the shard's life that they led to has ended."""
+        self._retired = True
         while self._idle:
-            self._idle.pop().close()
+            with suppress(IndexError):  # Another thread took it.
+                self._idle.pop().close()
+
+    def close(self) -> None:
+        """Lets no call begin. Idempotent."""
+        self._closed = True
+        self.retire()
 
     def _idle_lane(self, verb: int) -> BlockingLane | None:
         """Returns a lane that no call uses; for a call that must not be made twice, one that is known to be open."""
@@ -84,10 +95,12 @@ class BlockingLanes:
             raise
 
     def _give_back(self, lane: BlockingLane) -> None:
-        if lane.is_fit and len(self._idle) < MAX_IDLE_LANES and not self._closed:
-            self._idle.append(lane)
-        else:
+        if not lane.is_fit or len(self._idle) >= MAX_IDLE_LANES:
             lane.close()
+            return
+        self._idle.append(lane)
+        if self._retired:  # Perhaps just now.
+            self.retire()
 
 
 class AsyncLanes:
@@ -114,18 +127,28 @@ class AsyncLanes:
             raise
         self._paths.worked(self.path)
 
+    def failed(self, error: KvStoreError) -> None:
+        """Notes that the path does not work."""
+        self._paths.failed(self.path, error)
+
+    def retire(self) -> None:
+        """Closes the connection: the shard's life that it led to has ended."""
+        if self._lane is not None:
+            self._lane.close()
+
     def close(self) -> None:
+        """Lets no call begin. Idempotent."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
-        if self._lane is not None:
-            self._lane.close()
+        self.retire()
 
     async def _opened(self, deadline: Deadline) -> AsyncLane:
         if self._closed:
             raise ClientClosed("the client was closed", field="client")
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open(Deadline.after(max(1, deadline.remaining_ms()))))
+            # Not by this call's deadline: others, that may have more time, wait for the same connection.
+            self._opening = asyncio.ensure_future(self._open(Deadline.after(OPEN_MS)))
             self._opening.add_done_callback(self._open_ended)
         opening = self._opening
         await asyncio.wait({opening}, timeout=deadline.remaining_s())

@@ -45,12 +45,18 @@ class Taker(Sink, Protocol):
     def message(self, raw: bytes) -> None:
         """Takes a message of the answer."""
 
+    def late(self, raw: bytes) -> None:
+        """Takes a message that came after the exchange was given up. Must touch nothing of the caller's."""
+
 
 class OneMessage:
     """Takes an answer of one message."""
 
     def __init__(self) -> None:
         self.raw = b""
+
+    def late(self, raw: bytes) -> None:
+        return
 
     def message(self, raw: bytes) -> None:
         self.raw = raw
@@ -182,12 +188,18 @@ class Wire:
 
     # -- out -----------------------------------------------------------------------------------------------------
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether `pending` may have something; a quick look."""
+        return bool(self._buffers or self._whole or self._sources)
+
     def pending(self) -> list[memoryview]:
         """Returns the buffers to send next; empty where there is nothing, or credit is missing."""
         if not self._buffers:
             while self._whole:
                 self._buffers.append(memoryview(self._whole.popleft()))
-            self._add_payload()
+            if self._sources:
+                self._add_payload()
         return self._buffers
 
     def sent(self, size: int) -> None:
@@ -201,10 +213,6 @@ class Wire:
             buffers[0] = buffers[0][size:]
         if not buffers:
             self._paying = None
-
-    def partly_sent(self, exchange: Exchange) -> bool:
-        """Whether buffers of the exchange's source are still to be sent: then they must not go back to their owner."""
-        return self._paying is exchange
 
     @property
     def needs_credit(self) -> bool:
@@ -232,8 +240,12 @@ class Wire:
                 return
 
     def _drop_source(self, exchange: Exchange) -> None:
+        """Takes no more of an exchange's source; what is left of a frame under way is sent from memory of our own."""
         if exchange in self._sources:
             self._sources.remove(exchange)
+        if self._paying is exchange:
+            self._buffers = [memoryview(bytes(buffer)) for buffer in self._buffers]
+            self._paying = None
 
     # -- in (a receiver of frames) -------------------------------------------------------------------------------
 
@@ -255,11 +267,18 @@ class Wire:
                 self._whole.append(head(Verb.CANCEL, exchange.request, flags=END))  # No more payload will come.
             self._end(exchange, error)
             return self._discard
-        if not exchange.done and frame.message_bytes:
-            self._guarded(exchange, lambda: exchange.taker.message(bytes(message)))
+        if exchange.done:
+            exchange.taker.late(bytes(message))
+        elif frame.message_bytes:
+            try:
+                exchange.taker.message(bytes(message))
+            except KvStoreError as error:
+                self.guard(exchange, error)
         if frame.ends and not frame.payload_bytes:
             self._finish(frame.request)
-        return self._discard if exchange.done else _GuardedSink(self, exchange)
+        if exchange.done or not frame.payload_bytes:
+            return self._discard
+        return _GuardedSink(self, exchange)
 
     def payload_landed(self, frame: Frame) -> None:
         self._payload_came += frame.payload_bytes
@@ -279,12 +298,6 @@ class Wire:
 
     def discarded(self, most: int) -> memoryview:
         return self._discard.room(most)
-
-    def _guarded(self, exchange: Exchange, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except KvStoreError as error:
-            self.guard(exchange, error)
 
     def _finish(self, request: int) -> None:
         exchange = self._exchanges.pop(request, None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -13,10 +14,16 @@ from kvstore_client.fast.wire import MakePieces, Messages, OneMessage, Piece, Ta
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.transports.base import Receiver
+from kvstore_wire.errors import KvStoreError
 from kvstore_wire.frames import VERB_OF_METHOD, Verb
 from kvstore_wire.methods import STORE_METHODS
 from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import types_pb2 as types
+
+LATE_MS = 1000  # For ending what nobody wants any more.
+
+R = TypeVar("R")
 
 
 class Lanes(Protocol):
@@ -27,29 +34,70 @@ class Lanes(Protocol):
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
 
+    def failed(self, error: KvStoreError) -> None:
+        """Notes that this way to the shard does not work."""
+
+    def retire(self) -> None:
+        """Keeps no connection any more."""
+
     def close(self) -> None: ...
+
+
+class Aside(Protocol):
+    """Where work goes that would hold an event loop up. In a thread that may block anyway: nowhere."""
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """Runs `work` and returns what it returns; when this returns or raises, it has ended."""
+
+    def background(self, work: Coroutine[Any, Any, object]) -> None:
+        """Runs something whose outcome changes nothing."""
 
 
 class FramedTransport:
     """All verbs over the frames of one kind of connection."""
 
-    def __init__(self, name: str, lanes: Lanes) -> None:
-        self.name, self.lanes = name, lanes
+    def __init__(self, name: str, lanes: Lanes, aside: Aside) -> None:
+        self.name, self.lanes, self._aside = name, lanes, aside
 
     async def unary(self, name: str, request: Message, deadline: Deadline) -> Any:
         """Calls a method that answers once. Raises KvStoreError."""
-        taker = OneMessage()
-        raw = request.SerializeToString()
-        await self.lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
+        taker = self._leasing(name, request.session) if isinstance(request, store.ReserveRequest) else OneMessage()
+        await self._exchange(name, request, taker, deadline)
         return _parsed(STORE_METHODS[name].response, taker.raw)
 
     async def answers(self, name: str, request: Message, deadline: Deadline) -> AsyncGenerator[Any, None]:
         """Yields the answers of a method that answers several times, once all are there. Raises KvStoreError."""
-        taker = Messages()
-        raw = request.SerializeToString()
-        await self.lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
+        taker = self._leasing(name, request.session) if isinstance(request, store.AcquireRequest) else Messages()
+        await self._exchange(name, request, taker, deadline)
         for message in taker.all:
             yield _parsed(STORE_METHODS[name].response, message)
+
+    async def _exchange(self, name: str, request: Message, taker: OneMessage, deadline: Deadline) -> None:
+        raw = request.SerializeToString()
+        try:
+            await self.lanes.exchange(VERB_OF_METHOD[name], raw, taker=taker, deadline=deadline)
+        except BaseException:
+            if isinstance(taker, _Leasing):
+                taker.drop()
+            raise
+
+    def _leasing(self, name: str, session: bytes) -> _Leasing:
+        """Returns what takes the answer of a method that leases. What comes after the call was given up is ended."""
+
+        def late(raw: bytes) -> None:
+            with suppress(MalformedAnswer):
+                answer = _parsed(STORE_METHODS[name].response, raw)
+                if answer.HasField("lease"):
+                    self._aside.background(self._ended(name, session, answer.lease))
+
+        return _Leasing(late)
+
+    async def _ended(self, name: str, session: bytes, lease: types.Lease) -> None:
+        deadline = Deadline.after(LATE_MS)
+        if name == "Reserve":
+            await self.unary("Abort", store.AbortRequest(session=session, leases=[lease]), deadline)
+        else:
+            await self.unary("Release", store.ReleaseRequest(session=session, leases=[lease]), deadline)
 
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         taker = _GetTaker(receiver)
@@ -77,6 +125,26 @@ class FramedTransport:
         return await self.put(header, outgoing, deadline)
 
 
+class _Leasing(Messages):
+    """Takes an answer that holds a lease. `late` gets its messages once the call was given up."""
+
+    def __init__(self, late: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._late = late
+
+    def message(self, raw: bytes) -> None:
+        super().message(raw)
+        self.raw = raw
+
+    def late(self, raw: bytes) -> None:
+        self._late(raw)
+
+    def drop(self) -> None:
+        """Lets go of what came: the call has failed all the same."""
+        for raw in self.all:
+            self._late(raw)
+
+
 class _GetTaker:
     """Passes the answer of a Get on to its receiver."""
 
@@ -96,6 +164,9 @@ class _GetTaker:
             self._receiver.trail(answer.trailer)
         else:
             raise MalformedAnswer("neither a header nor a trailer came")
+
+    def late(self, raw: bytes) -> None:
+        return
 
     def room(self, most: int) -> memoryview:
         if not self.begun:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -29,10 +31,19 @@ from kvstore_client.options import Verify
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.paths import Path
 from kvstore_client.quiet import QuietLog
-from kvstore_client.regions import Region, RegionBook
+from kvstore_client.regions import Region, RegionBook, Registration
 from kvstore_client.transports.base import Receiver
-from kvstore_client.transports.framed import FramedTransport, Lanes
-from kvstore_wire.errors import Denied, InvalidArgument, LeaseExpired, TableFull, Unsupported
+from kvstore_client.transports.framed import Aside, FramedTransport, Lanes
+from kvstore_wire.errors import (
+    DeadlineExceeded,
+    Denied,
+    InvalidArgument,
+    KvStoreError,
+    LeaseExpired,
+    TableFull,
+    UnknownSession,
+    Unsupported,
+)
 from kvstore_wire.frames import Verb
 from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import channel_pb2 as channel
@@ -42,18 +53,8 @@ from kvstore_wire.v1 import types_pb2 as types
 INLINE_BYTES = 256 << 10
 # Copied on the caller's own thread even in an event loop: less than what a hop to another thread costs.
 AT_ONCE_BYTES = 1 << 20
-
-R = TypeVar("R")
-
-
-class Aside(Protocol):
-    """Where work goes that would hold an event loop up. In a thread that may block anyway: nowhere."""
-
-    async def run(self, work: Callable[[], R]) -> R:
-        """Runs `work` and returns what it returns; when this returns or raises, it has ended."""
-
-    def background(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs something whose outcome changes nothing."""
+# How much longer than its deadline a call may take whose bytes the shard moves, until it is known that it has stopped.
+RETIRE_MS = 200
 
 
 class SharedMemory:
@@ -64,12 +65,11 @@ class SharedMemory:
         self.regions = RegionBook()
         self._log = log
         self._lock = threading.Lock()
-        self._mapping: ArenaMapping | None = None
-        self._known = 0  # The life of the shard of which `_mapping` is, or which refused to be mapped.
+        self._mapped = _Mapped(0, None)
 
     def close(self) -> None:
         with self._lock:
-            mapping, self._mapping, self._known = self._mapping, None, 0
+            mapping, self._mapped = self._mapped.mapping, _Mapped(0, None)
         if mapping is not None:
             mapping.close()
         self.copier.close()
@@ -77,32 +77,51 @@ class SharedMemory:
 
     def knows(self, path: Path) -> bool:
         """Whether `mapping` answers at once."""
-        return self._known == path.generation
+        return self._mapped.generation == path.generation
 
     def mapping(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
         """Returns the arena's mapping, None where the shard does not give it. Blocks. Raises KvStoreError."""
-        with self._lock:
-            if self._known != path.generation:
-                made = self._map(path, session, deadline)
-                if self._mapping is not None:
-                    self._mapping.close()
-                self._mapping, self._known = made, path.generation
-            return self._mapping
+        mapped = self._mapped
+        if mapped.generation == path.generation:
+            return mapped.mapping
+        with _held(self._lock, deadline):
+            if self._mapped.generation != path.generation:
+                made, old = self._map(path, session, deadline), self._mapped.mapping
+                self._mapped = _Mapped(path.generation, made)
+                if old is not None:
+                    old.close()
+            return self._mapped.mapping
 
     def number(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int | None:
         """Returns the region's number in a session, registering it once; None where the shard refuses it. Blocks."""
-        with region.lock:
+        with _held(region.lock, deadline):
             if session in region.refused or region.closed:
                 return None
-            if session not in region.numbers:
-                try:
-                    number = self._register(path, session, region, deadline)
-                except (InvalidArgument, TableFull, Unsupported) as error:
-                    self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
-                    region.refused.add(session)
-                    return None
-                region.numbers = {session: number}  # Those of earlier sessions have ended with them.
-            return region.numbers[session]
+            known = region.number(session)
+            if known is not None:
+                return known
+            try:
+                number = self._register(path, session, region, deadline)
+            except (InvalidArgument, TableFull, Unsupported) as error:
+                self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
+                region.refused.add(session)
+                return None
+            region.registration = Registration(path, session, number)
+            return number
+
+    def retire(self, region: Region, number: int | None = None) -> None:
+        """Ends a region's registration, the one of that `number` if it is given, and waits until no copy uses it.
+
+        It is registered anew when it is next used. Blocks, a moment at most; a shard that does not answer keeps it.
+        """
+        deadline = Deadline.after(RETIRE_MS)
+        with suppress(KvStoreError), _held(region.lock, deadline):
+            known = region.registration
+            if known is None or number not in (None, known.number):
+                return
+            with suppress(UnknownSession):  # It has ended, and the region with it.
+                self._unregister(known, deadline)
+            region.registration = None
 
     def _map(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
         dialed = dial(path.endpoint, path.generation, deadline)
@@ -129,6 +148,16 @@ class SharedMemory:
         finally:
             lane.close()
 
+    @staticmethod
+    def _unregister(known: Registration, deadline: Deadline) -> None:
+        lane = BlockingLane(dial(known.path.endpoint, known.path.generation, deadline))
+        try:
+            request = channel.UnregisterRegionRequest(session=known.session, region=known.number)
+            raw = request.SerializeToString()
+            lane.exchange(Verb.UNREGISTER_REGION, raw, taker=OneMessage(), deadline=deadline)
+        finally:
+            lane.close()
+
     def _register(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int:
         lane = BlockingLane(dial(path.endpoint, path.generation, deadline))
         try:
@@ -147,14 +176,33 @@ class SharedMemory:
             lane.close()
 
 
+@dataclass(frozen=True)
+class _Mapped:
+    """The life of a shard, and its arena; None where it refused to be mapped."""
+
+    generation: int
+    mapping: ArenaMapping | None
+
+
+@contextmanager
+def _held(lock: threading.Lock, deadline: Deadline) -> Iterator[None]:
+    """Holds a lock. Raises DeadlineExceeded."""
+    if not lock.acquire(timeout=deadline.remaining_s()):
+        raise DeadlineExceeded("the deadline passed while another call mapped or registered memory")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class ShmTransport(FramedTransport):
     """Reads and writes of one path. `limits` are the shard's."""
 
     def __init__(
         self, path: Path, lanes: Lanes, *, memory: SharedMemory, aside: Aside, verify: Verify, limits: types.Limits
     ) -> None:
-        super().__init__(path.name, lanes)
-        self._path, self._memory, self._aside = path, memory, aside
+        super().__init__(path.name, lanes, aside)
+        self._path, self._memory = path, memory
         self._verify, self._limits = verify, limits
 
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
@@ -190,8 +238,15 @@ class ShmTransport(FramedTransport):
         header.source.region = number
         taker = OneMessage()
         raw = store.PutRequest(header=header).SerializeToString()
-        source = _Trailer(outgoing, self._memory.copier)
-        await self.lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source.begin)
+        source = _Trailer(outgoing, self._memory.copier).begin
+        async with self._moving(found[0], number):
+            try:
+                await self.lanes.exchange(Verb.PUT, raw, taker=taker, deadline=deadline, source=source)
+            except InvalidArgument as error:
+                if error.field != "region":
+                    raise
+                header.ClearField("source")  # Its registration was ended meanwhile.
+                return await super().put(header, outgoing, deadline)
         answer: store.PutResponse = _parsed(store.PutResponse(), taker.raw)
         return answer
 
@@ -199,7 +254,11 @@ class ShmTransport(FramedTransport):
         """Returns the arena's mapping, None where the shard does not give it. Raises KvStoreError."""
         if self._memory.knows(self._path):
             return self._memory.mapping(self._path, session, deadline)
-        return await self._aside.run(lambda: self._memory.mapping(self._path, session, deadline))
+        try:
+            return await self._aside.run(lambda: self._memory.mapping(self._path, session, deadline))
+        except PathDown as error:
+            self.lanes.failed(error)
+            raise
 
     async def _get_by_lease(
         self, request: store.GetRequest, receiver: Receiver, mapping: ArenaMapping, deadline: Deadline
@@ -254,12 +313,37 @@ class ShmTransport(FramedTransport):
         request.into.CopyFrom(found[1])
         request.into.region = number
         taker = _HeaderOnly(receiver)
-        await self.lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
-        if taker.header is None:
+        async with self._moving(found[0], number):
+            try:
+                await self.lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline)
+            except InvalidArgument as error:
+                if error.field != "region":
+                    raise
+                request.ClearField("into")  # Its registration was ended meanwhile.
+                await super().get(request, receiver, deadline)
+                return
+        header = taker.header
+        if header is None:
             raise MalformedAnswer("the answer has no header")
-        receiver.begin(taker.header)
-        receiver.moved(self._mismatched(taker.header, receiver))
+        receiver.begin(header)
+        small = sum(header.lengths) <= AT_ONCE_BYTES
+        work = partial(self._mismatched, header, receiver)
+        receiver.moved(work() if small else await self._aside.run(work))
         receiver.finish()
+
+    @asynccontextmanager
+    async def _moving(self, region: Region, number: int) -> AsyncIterator[None]:
+        """Around an exchange whose bytes the shard moves by itself: once this is left, it moves none any more.
+
+        An answer says so. Where none came, the region is taken back, which the shard answers when no copy uses it.
+        """
+        try:
+            yield
+        except BaseException as error:
+            answered = isinstance(error, KvStoreError) and not isinstance(error, (PathDown, DeadlineExceeded))
+            if not answered and (not isinstance(error, PathDown) or error.sent):
+                await self._aside.run(lambda: self._memory.retire(region, number))
+            raise
 
     def _mismatched(self, header: store.GetHeader, receiver: Receiver) -> list[int]:
         """Checks what landed in a region."""
@@ -286,7 +370,7 @@ class ShmTransport(FramedTransport):
         receiver.moved(copy() if small else await self._aside.run(copy))
 
     async def _number(self, session: bytes, region: Region, deadline: Deadline) -> int | None:
-        known = region.numbers.get(session)
+        known = region.number(session)
         if known is not None:
             return known
         with suppress(PathDown):

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from kvstore.core.columns import Flags, Floats, Ids, Places
-from kvstore.core.few import is_few
+from kvstore.core.few import Rows
 
 PARKED = -1  # Place of a block that reached the old end while it was held.
 _FIRST_LOG = 64
@@ -35,7 +35,7 @@ class EvictionPolicy(Protocol):
     All identifiers in one call are distinct. Every method costs what it handles, not what is stored (amortised).
     """
 
-    def touch(self, blocks: Ids, now: float, hint: TouchHint) -> None:
+    def touch(self, blocks: Rows, now: float, hint: TouchHint) -> None:
         """Takes in the blocks of one request, given tail first; unknown ones enter. They share one logical time."""
 
     def remove(self, block: int) -> None:
@@ -85,13 +85,13 @@ class BlockQueue:
     def __len__(self) -> int:
         return self._count
 
-    def append(self, blocks: Ids) -> None:
+    def append(self, blocks: Rows) -> None:
         """Puts blocks at the young end, in their order."""
         size = len(blocks)
         if self._tail + size > len(self._log):
             self._make_room(size)
-        if is_few(blocks):
-            self._append_few(blocks.tolist())
+        if isinstance(blocks, list):
+            self._append_few(blocks)
             return
         place, tail = self._place, self._tail
         self._count += size - int(np.count_nonzero(place[blocks] > 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvstore.core.columns import BlockColumns, Ids
 from kvstore.core.eviction.base import BlockQueue, TouchHint
-from kvstore.core.few import is_few
+from kvstore.core.few import Rows
 
 
 class TailFirstLru:
@@ -24,10 +24,10 @@ class TailFirstLru:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def touch(self, blocks: Ids, now: float, hint: TouchHint) -> None:
-        if is_few(blocks):
+    def touch(self, blocks: Rows, now: float, hint: TouchHint) -> None:
+        if isinstance(blocks, list):
             touched = self._columns.cell.touched
-            for block in blocks.tolist():
+            for block in blocks:
                 touched[block] = now
         else:
             self._columns.touched[blocks] = now

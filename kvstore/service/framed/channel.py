@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
+from kvstore.service.framed.underway import parsed
 from kvstore.service.shell import Shell
 from kvstore_wire.errors import Denied, InvalidArgument, Unsupported
 from kvstore_wire.frames import Verb
@@ -45,16 +45,16 @@ class ChannelVerbs:
     def answer(self, verb: int, raw: bytes) -> tuple[Message, int | None]:
         """Answers a verb: the message, and the descriptor that goes with it, which stays ours. Raises KvStoreError."""
         if verb == Verb.HELLO:
-            return self._hello(_parsed(channel.Hello(), raw)), None
+            return self._hello(parsed(channel.Hello, raw)), None
         if verb == Verb.MAP_ARENA:
-            return self._map_arena(_parsed(channel.MapArenaRequest(), raw))
+            return self._map_arena(parsed(channel.MapArenaRequest, raw))
         if verb == Verb.REGISTER_REGION:
             return self._register(raw), None
         raise Unsupported(f"this shard knows no verb {verb}", field="frame.verb")
 
     async def unregister(self, raw: bytes) -> Message:
         """Gives a region back once no copy uses it any more. Raises KvStoreError."""
-        request = _parsed(channel.UnregisterRegionRequest(), raw)
+        request = parsed(channel.UnregisterRegionRequest, raw)
         session = self._shell.session(request.session)
         return channel.UnregisterRegionResponse(known=await self._shell.regions.retire(session.id, request.region))
 
@@ -115,7 +115,7 @@ class ChannelVerbs:
             raise InvalidArgument("no descriptor came with the frame", field="fd", limit="1")
         descriptor = self._descriptors.popleft()
         try:
-            request = _parsed(channel.RegisterRegionRequest(), raw)
+            request = parsed(channel.RegisterRegionRequest, raw)
             session = self._shell.session(request.session)
         except BaseException:
             os.close(descriptor)
@@ -127,11 +127,3 @@ class ChannelVerbs:
 
 def stray_descriptor() -> InvalidArgument:
     return InvalidArgument("a descriptor came with a frame that takes none", field="fd", limit="1 with REGISTER_REGION")
-
-
-def _parsed(message: Message, raw: bytes) -> Any:
-    try:
-        message.ParseFromString(raw)
-    except DecodeError:
-        raise InvalidArgument(f"is not a {type(message).__name__}", field="message") from None
-    return message

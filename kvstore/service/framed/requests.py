@@ -13,15 +13,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
-from kvstore.service.failpoints import Failpoints
 from kvstore.service.framed.channel import ChannelVerbs
 from kvstore.service.framed.outbox import GetAnswer, Outbox
 from kvstore.service.framed.puts import DISCARD, PutStream, as_error
+from kvstore.service.framed.underway import Open, Pauses, Sending, SessionStream, TaskAnswer, parsed
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Transfers
@@ -34,16 +34,6 @@ from kvstore_wire.v1 import channel_pb2 as channel
 HELD_MESSAGES = 8  # Of the largest size: what the requests that wait may hold together.
 _STREAMS = frozenset((Verb.PUT, Verb.SESSION))  # Requests of more than one frame.
 _NAMES = {verb: name for name, verb in ((n, Verb[n.upper()]) for n in STORE_METHODS)}
-
-
-class Open(Protocol):
-    """A request under way."""
-
-    @property
-    def verb(self) -> int: ...
-
-    def close(self) -> bool:
-        """Drops it, and whatever it holds; true if nobody else gives the answer that is still owed. Idempotent."""
 
 
 class Requests:
@@ -65,7 +55,7 @@ class Requests:
         self._sync: dict[int, Callable[[bytes, Call], Message]] = {}
         for name in ("Attach", "Match", "Renew", "Release", "Reserve", "Commit", "Abort", "Over"):
             self._sync[Verb[name.upper()]] = self._bound(name)
-        self._pauses = _Pauses(shell.failpoints, wake)
+        self._pauses = Pauses(shell.failpoints, wake)
         self.said_goodbye = self._over = False
         self.frame_count = self._held_bytes = 0
 
@@ -153,7 +143,7 @@ class Requests:
             raise InvalidArgument("requests carry no error", field="frame.flags", limit=f"{END}")
         if isinstance(opened, PutStream) and frame.verb == Verb.PUT and not opened.has_ended:
             return opened.frame(frame, message)
-        if isinstance(opened, _SessionStream) and frame.verb == Verb.SESSION and not opened.has_ended:
+        if isinstance(opened, SessionStream) and frame.verb == Verb.SESSION and not opened.has_ended:
             if frame.payload_bytes:
                 raise InvalidArgument(f"verb {frame.verb} carries none", field="frame.payload_bytes", limit="0")
             opened.frame(frame, bytes(message))
@@ -174,7 +164,7 @@ class Requests:
             self._outbox.add(head(opened.verb, request, _cancelled().to_detail().SerializeToString(), flags=ERROR))
 
     def _grant(self, message: memoryview) -> None:
-        self._outbox.credit += _parsed(channel.Credit, bytes(message)).bytes
+        self._outbox.credit += parsed(channel.Credit, bytes(message)).bytes
         self._wake()
 
     # -- answers at once -----------------------------------------------------------------------------------------
@@ -182,7 +172,7 @@ class Requests:
     def _bound(self, name: str) -> Callable[[bytes, Call], Message]:
         handler: Callable[[Any, Call], Message] = getattr(self._handlers, method_name(name))
         kind = STORE_METHODS[name].request
-        return lambda raw, call: handler(_parsed(kind, raw), call)
+        return lambda raw, call: handler(parsed(kind, raw), call)
 
     def _answer_now(self, frame: Frame, message: memoryview) -> None:
         name = _NAMES[Verb(frame.verb)]
@@ -200,7 +190,7 @@ class Requests:
 
     def _acquire(self, frame: Frame, message: memoryview) -> None:
         try:
-            request = _parsed(pb.AcquireRequest, bytes(message))
+            request = parsed(pb.AcquireRequest, bytes(message))
             if request.wait_ms or self._shell.failpoints.any_armed("before.Acquire"):
                 self._start(frame, self._acquire_later(frame, request))
                 return
@@ -214,7 +204,7 @@ class Requests:
     def _get(self, frame: Frame, message: memoryview) -> None:
         started = time.perf_counter_ns()
         try:
-            request = _parsed(pb.GetRequest, bytes(message))
+            request = parsed(pb.GetRequest, bytes(message))
             if not self._transfers.is_immediate(request) or self._shell.failpoints.any_armed("before.Get"):
                 self._start(frame, self._get_later(frame, request, started))
                 return
@@ -232,7 +222,7 @@ class Requests:
             self._shell.latencies.add("Get", time.perf_counter_ns() - started)
 
         answer = GetAnswer(frame.request, reading, may_go=self._pauses.may_go, ended=ended)
-        self._open[frame.request] = _Sending(self._outbox, answer)
+        self._open[frame.request] = Sending(self._outbox, answer)
         self._outbox.add_answer(answer)
 
     def _channel_verb(self, frame: Frame, message: memoryview) -> None:
@@ -252,7 +242,7 @@ class Requests:
     def _answer_later(self, frame: Frame, message: memoryview) -> None:
         name = _NAMES[Verb(frame.verb)]
         try:
-            request = _parsed(STORE_METHODS[name].request, bytes(message))
+            request = parsed(STORE_METHODS[name].request, bytes(message))
         except KvStoreError as error:
             self._refuse(frame, error)
             return
@@ -298,7 +288,7 @@ class Requests:
             self._refuse(frame, TableFull(f"{self._held_bytes} bytes of requests wait", field="message", limit=limit))
             return
         self._held_bytes += frame.message_bytes
-        task = _Task(frame.verb, asyncio.ensure_future(work))
+        task = TaskAnswer(frame.verb, asyncio.ensure_future(work))
         self._open[frame.request] = task
 
         def done(finished: asyncio.Task[None]) -> None:
@@ -329,7 +319,7 @@ class Requests:
         return stream.frame(frame, message)
 
     def _begin_session(self, frame: Frame, message: memoryview) -> None:
-        stream = _SessionStream()
+        stream = SessionStream()
         self._open[frame.request] = stream
 
         async def run() -> None:
@@ -369,101 +359,5 @@ class Requests:
         self._outbox.add(head(frame.verb, frame.request, made.to_detail().SerializeToString(), flags=ERROR))
 
 
-class _Pauses:
-    """The failpoint `get.chunk`: holds the answer that hits it back for as long as it says."""
-
-    def __init__(self, failpoints: Failpoints, wake: Callable[[], None]) -> None:
-        self._failpoints, self._wake = failpoints, wake
-        self._held: dict[GetAnswer, asyncio.Task[None]] = {}
-
-    def may_go(self, answer: GetAnswer) -> bool:
-        """Whether an answer may send its next frame."""
-        task = self._held.get(answer)
-        if task is None and self._failpoints.any_armed("get.chunk"):
-            task = self._held[answer] = asyncio.ensure_future(self._hit(answer))
-        if task is None or not task.done():
-            return task is None
-        del self._held[answer]
-        return True
-
-    def forget(self, answer: GetAnswer) -> None:
-        """Stops holding back an answer that is over."""
-        task = self._held.pop(answer, None) if self._held else None
-        if task is not None:
-            task.cancel()
-
-    async def _hit(self, answer: GetAnswer) -> None:
-        try:
-            await self._failpoints.hit("get.chunk")
-        except KvStoreError as error:
-            answer.fault = error
-        self._wake_soon()
-
-    def _wake_soon(self) -> None:
-        asyncio.get_running_loop().call_soon(self._wake)  # Once this task counts as done.
-
-
-class _Sending:
-    """A Get whose answer is being sent."""
-
-    def __init__(self, outbox: Outbox, answer: GetAnswer) -> None:
-        self._outbox, self._answer = outbox, answer
-
-    verb = Verb.GET
-
-    def close(self) -> bool:
-        owed = not self._answer.last_made
-        self._outbox.drop_answer(self._answer)
-        return owed
-
-
-class _Task:
-    """A request that a task answers."""
-
-    def __init__(self, verb: int, task: asyncio.Task[None]) -> None:
-        self.verb, self.task = verb, task
-
-    def close(self) -> bool:
-        self.task.cancel()
-        return False  # Its end is the answer: until then it may still write to a region.
-
-
-class _SessionStream:
-    """The pulses of a Session request."""
-
-    verb = Verb.SESSION
-
-    def __init__(self) -> None:
-        self._pulses: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.has_ended = False
-        self.task: asyncio.Task[None] | None = None
-
-    def frame(self, frame: Frame, message: bytes) -> None:
-        if self._pulses.qsize() < MAX_OPEN_REQUESTS:  # A pulse says nothing new: beyond that they may be dropped.
-            self._pulses.put_nowait(message)
-        if frame.ends:
-            self.has_ended = True
-            self._pulses.put_nowait(None)
-
-    async def pulses(self) -> AsyncIterator[pb.SessionPulse]:
-        while (raw := await self._pulses.get()) is not None:
-            yield _parsed(pb.SessionPulse, raw)
-
-    def close(self) -> bool:
-        self.has_ended = True
-        if self.task is not None:
-            self.task.cancel()
-        return False  # The task's end is the answer: then the session has ended too.
-
-
 def _cancelled() -> DeadlineExceeded:
     return DeadlineExceeded("the caller cancelled it")
-
-
-def _parsed(kind: type[Any], raw: bytes) -> Any:
-    message = kind()
-    try:
-        message.ParseFromString(raw)
-    except DecodeError:
-        raise InvalidArgument(f"is not a {kind.__name__}", field="message") from None
-    return message
