@@ -17,7 +17,7 @@ from bench.jobs import Job
 from bench.worker import GET, MIXED, PUT
 
 ANSWER_S = 300.0
-TOGETHER_S = 0.01
+TOGETHER_S = 0.005
 
 
 class WorkerFailed(Exception):

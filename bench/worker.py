@@ -78,7 +78,7 @@ class Worker:
         """Removes what the puts of the next round would find there."""
         player, job = self._opened()
         if op == PUT:
-            for first, last in pieces_of(job, batch, self._at):
+            for first, last in merged(pieces_of(job, batch, self._at), CLEAN_BATCH):
                 player.clean(first, last)
         elif op == MIXED:
             for first, last in spans(job.fresh_count, CLEAN_BATCH):
@@ -149,6 +149,17 @@ def pieces_of(job: Job, batch: int, at: int) -> Sequence[tuple[int, int]]:
     if not job.round_calls or job.round_calls >= len(pieces):
         return pieces
     return [pieces[i % len(pieces)] for i in range(at, at + job.round_calls)]
+
+
+def merged(pieces: Sequence[tuple[int, int]], most: int) -> list[tuple[int, int]]:
+    """The same parts in fewer ranges: neighbours are joined, to at most `most` parts where they were shorter."""
+    made: list[tuple[int, int]] = []
+    for first, last in pieces:
+        if made and made[-1][1] == first and last - made[-1][0] <= most:
+            made[-1] = (made[-1][0], last)
+        else:
+            made.append((first, last))
+    return made
 
 
 def mixed_of(job: Job, batch: int, at: int) -> list[tuple[str, int, int]]:

@@ -24,6 +24,9 @@ COLORS = {
 MOVING = (SHM, BULK, GRPC)
 SHOWN_CALL_BYTES = 128 << 20
 _LABEL: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": 8}
+_IN_BAR: dict[str, Any] = {**_LABEL, "color": "white", "fontweight": "bold", "fontsize": 9}
+_BELOW: dict[str, Any] = {**_LABEL, "va": "top", "xytext": (0, -6), "textcoords": "offset points"}
+_ABOVE: dict[str, Any] = {**_LABEL, "xytext": (0, 5), "textcoords": "offset points"}
 
 
 def write_picture(report: Report, path: Path) -> None:
@@ -70,7 +73,7 @@ def _rates(report: Report, axis: Any, *, workload: str) -> None:
             at = sizes.index(figure.part_bytes) + (i - 1) * width
             label = name if figure.part_bytes == sizes[0] else None
             axis.bar(at, figure.rate, width * 0.92, color=COLORS[name], label=label)
-            axis.annotate(f"{figure.rate:.2g}", (at, figure.rate), **_LABEL)
+            axis.annotate(f"{figure.rate:.2g}", (at, 0), (0, 3), textcoords="offset points", **_IN_BAR)
             if figure.ceiling is not None:
                 axis.hlines(figure.ceiling, at - width / 2, at + width / 2, color="#c92a2a", linewidth=2)
     axis.hlines([], 0, 0, color="#c92a2a", linewidth=2, label="ceiling: memcpy, raw TCP, bare gRPC")
@@ -78,8 +81,9 @@ def _rates(report: Report, axis: Any, *, workload: str) -> None:
     axis.set_xticks(range(len(sizes)), [f"{batches[size]} x {format_size(size)}" for size in sizes])
     axis.set(title=f"{workload.capitalize()}, {_clients_text(clients)}, largest batch", ylabel="GB/s")
     axis.grid(axis="y", alpha=0.3)
-    axis.margins(y=0.12)
-    axis.legend(fontsize=8)
+    highest = max((value for f in cells for value in (f.rate, f.ceiling or 0.0)), default=1.0)
+    axis.set_ylim(0, highest * 1.35)  # Room for the legend.
+    axis.legend(fontsize=8, ncols=2, loc="upper right")
 
 
 def _latencies(report: Report, axis: Any) -> None:
@@ -96,14 +100,14 @@ def _latencies(report: Report, axis: Any) -> None:
         axis.plot([at, at], [figure.p50_ms, figure.p99_ms], linewidth=3, alpha=0.5, **style)
         ceiling = figure.name in (RAW_TCP, RAW_UNIX)
         axis.plot([at], [figure.p50_ms], marker="_" if ceiling else "o", markersize=9, ls="", label=label, **style)
-        axis.annotate(f"{figure.p50_ms:.2g}", (at, figure.p99_ms), **_LABEL)
+        axis.annotate(f"{figure.p50_ms:.2g}", (at, figure.p50_ms), **_BELOW)
     axis.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
     axis.set(title=f"One part a Get, {_clients_text(clients)}: p50, line to p99", ylabel="ms, logarithmic")
     if singles:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axis.legend(fontsize=8, ncols=2)
-    axis.margins(y=0.15)
+    axis.margins(y=0.2)
     axis.grid(axis="y", which="both", alpha=0.3)
 
 
@@ -120,12 +124,12 @@ def _clients(report: Report, axis: Any) -> None:
         ]
         axis.plot([x for x, _ in points], [y for _, y in points], marker="o", color=COLORS[name], label=name)
         for point in points:
-            axis.annotate(f"{point[1]:.2g}", point, **_LABEL)
+            axis.annotate(f"{point[1]:.2g}", point, **_ABOVE)
     axis.set_xticks(range(len(counts)), [str(count) for count in counts])
     size = format_size(sizes[0]) if sizes else ""
     axis.set(title=f"Get of {size} parts, all clients together", xlabel="client processes", ylabel="GB/s")
+    axis.margins(y=0.2)
     axis.set_ylim(bottom=0)
-    axis.margins(y=0.15)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
 

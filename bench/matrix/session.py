@@ -23,7 +23,7 @@ from bench.rig import cpu_s, serving
 from bench.worker import GET, MATCH, MIXED
 from kvstore.config.units import format_size
 
-FEWEST_ROUNDS, MOST_ROUNDS = 2, 1000
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 50
 MOST_CALL_BYTES = 1 << 30  # The server's own default.
 
 Tell = Callable[[str], None]

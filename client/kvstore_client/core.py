@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from kvstore_client.channel import Connection
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed, PathDown, is_raised
-from kvstore_client.fast.pools import AsyncLanes
+from kvstore_client.fast.pools import AsyncLanes, in_thread
 from kvstore_client.options import ClientOptions
 from kvstore_client.paths import BULK, Path, Paths, no_way
 from kvstore_client.quiet import QuietLog
@@ -253,7 +253,7 @@ class LoopCore(ClientCore):
         task.add_done_callback(self._background.discard)
 
     async def aside(self, work: Callable[[], R]) -> R:
-        future = asyncio.get_running_loop().run_in_executor(None, work)
+        future = in_thread(work)
         cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:

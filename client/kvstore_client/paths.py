@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvstore_client.errors import PathDown
@@ -68,6 +68,7 @@ class Paths:
     falls: int = 0  # Times that a way in use was given up.
     _health: dict[str, _Health] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    clock: Callable[[], float] = time.monotonic  # In seconds.
 
     def best(self, binding: Binding) -> Path | None:
         """Returns the best way of the fast channel that may work now; None where gRPC is left."""
@@ -75,7 +76,7 @@ class Paths:
         if ways is None or ways.offers is not binding.offers:
             ways = self._ways = self._made(binding)
         for health, path in ways.paths:
-            if not health.down_until_s or health.down_until_s <= time.monotonic():
+            if not health.down_until_s or health.down_until_s <= self.clock():
                 return path
         return None
 
@@ -89,7 +90,7 @@ class Paths:
             health = self._health.get(path.name)
             if health is None or health.generation != path.generation:
                 return
-            now = time.monotonic()
+            now = self.clock()
             if health.down_until_s <= now:
                 # Without gRPC to fall back to, calls fail as long as the pause lasts: it must end soon.
                 longest_s = LONGEST_PAUSE_S if self.takes_grpc() else self.options.connect_backoff_max_ms / 1000

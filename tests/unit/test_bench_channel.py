@@ -26,6 +26,7 @@ from bench.worker import (
     Worker,
     fresh_count,
     hot_indexes,
+    merged,
     mixed_calls,
     mixed_of,
     pieces_of,
@@ -97,6 +98,11 @@ def test_shorter_rounds_go_on_where_the_last_one_ended() -> None:
     job = Job(SHM, "", KIB, 10, round_calls=2)
     assert list(pieces_of(job, 4, 0)) == [(0, 4), (4, 8)]
     assert list(pieces_of(job, 4, 2)) == [(8, 10), (0, 4)]
+
+
+def test_neighbours_are_removed_together() -> None:
+    assert merged([(8, 10), (0, 4), (4, 8), (8, 10)], 8) == [(8, 10), (0, 8), (8, 10)]
+    assert merged([(0, 20), (20, 40)], 8) == [(0, 20), (20, 40)]
 
 
 @pytest.mark.parametrize(("calls", "batch"), [(1, 256), (10, 4), (25, 1)])

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed, PathDown
@@ -18,6 +19,7 @@ from kvstore_client.paths import Path, Paths
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.frames import Verb
 
+R = TypeVar("R")
 MAX_IDLE_LANES = 32
 OPEN_MS = 3000  # More than `dial` takes.
 _REPEATABLE = frozenset((Verb.MATCH, Verb.GET, Verb.RENEW, Verb.DELETE, Verb.OVER, Verb.EXPLAIN))
@@ -171,9 +173,17 @@ class AsyncLanes:
             task.exception()  # Looked at, so that it is not reported as forgotten where no call waits any more.
 
 
+def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:
+    """Runs work in a thread of the loop's. Raises ClientClosed where the interpreter ends and has none any more."""
+    try:
+        return asyncio.get_running_loop().run_in_executor(None, work)
+    except RuntimeError as error:
+        raise ClientClosed(f"the process ends: {error}", field="client") from None
+
+
 async def offloaded(work: Callable[[], Dialed], orphan: Callable[[Dialed], None]) -> Dialed:
     """Runs blocking work in a thread. If the caller is cancelled meanwhile, `orphan` gets what came of it."""
-    future = asyncio.get_running_loop().run_in_executor(None, work)
+    future = in_thread(work)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
