@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvstore_client.buffers import Entry, size_of
-from kvstore_client.direct import NeedsLoop, run_now
+from kvstore_client.core import NeedsLoop
+from kvstore_client.direct import run_now
 from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.namespace import AsyncNamespace

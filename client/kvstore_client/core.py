@@ -39,6 +39,10 @@ MAX_PATH_CHANGES = 4  # In one call.
 R = TypeVar("R")
 
 
+class NeedsLoop(Exception):
+    """The verb must run in the client's event loop. Nothing that this verb began is under way or was ended."""
+
+
 class ClientCore(ABC):
     """One way of running verbs: in an event loop, or in threads that block."""
 
@@ -134,6 +138,17 @@ class ClientCore(ABC):
                     raise
                 cured.add(type(error))
                 self.stats.retries += 1
+
+    async def by_any_path(self, deadline: Deadline, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Runs something that may be repeated, again by another way where one does not work."""
+        for _ in range(MAX_PATH_CHANGES):
+            try:
+                return await attempt()
+            except PathDown:
+                if deadline.passed:
+                    raise
+                self.stats.path_changes += 1
+        return await attempt()
 
     async def limits(self, spec: NamespaceSpec, deadline: Deadline) -> types.Limits:
         """Returns the shard's limits, attaching if needed. Raises KvStoreError."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from kvstore_client.core import ClientCore, LoopCore
+from kvstore_client.core import ClientCore, LoopCore, NeedsLoop
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import ClientClosed
 from kvstore_client.fast.pools import BlockingLanes
@@ -28,10 +28,6 @@ from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
 
 R = TypeVar("R")
-
-
-class NeedsLoop(Exception):
-    """The verb must run in the client's event loop."""
 
 
 class DirectCore(ClientCore):

@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from kvstore_client.blocking import Namespace
 from kvstore_client.client import CLOSE_MS, AsyncClient
+from kvstore_client.core import NeedsLoop
 from kvstore_client.deadline import Deadline
-from kvstore_client.direct import DirectCore, NeedsLoop, run_now
+from kvstore_client.direct import DirectCore, run_now
 from kvstore_client.errors import ClientClosed, ForkedClient, PathDown
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.loop_thread import LoopThread

@@ -14,13 +14,13 @@ from kvstore_client.acquiring import AcquireCall
 from kvstore_client.batches import check_most as check_limit
 from kvstore_client.batches import runs
 from kvstore_client.buffers import Entry, Slices, check_exact, check_most, readable, writable
-from kvstore_client.core import ClientCore
+from kvstore_client.core import ClientCore, NeedsLoop
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.question import Hint, Keys, Question, Range, question, ranged_bytes
 from kvstore_client.reading import GetCall
-from kvstore_client.receivers import LeaseReceiver, check_states
+from kvstore_client.receivers import check_states
 from kvstore_client.results import (
     STORED,
     DeleteResult,
@@ -35,7 +35,7 @@ from kvstore_client.results import (
     leading,
 )
 from kvstore_client.session import Binding
-from kvstore_client.viewing import AsyncViews, copied, in_place, views_of
+from kvstore_client.viewing import AsyncViews, copied, in_place, read_leased, views_of
 from kvstore_client.views import BlockViews
 from kvstore_client.writing import PutCall, ReserveCall, write_leased
 from kvstore_wire import limits as contract
@@ -184,6 +184,8 @@ class AsyncNamespace:
             if mapping is not None:
                 return views_of(mapping, lease, lease.grants, release=release)
             return await copied(self._core, lease, deadline)
+        except NeedsLoop:
+            raise
         except BaseException as error:
             if lease.held:
                 self._core.background(lease.release())
@@ -220,12 +222,11 @@ class AsyncNamespace:
     ) -> ReadResult:
         """Reads everything under a lease, in the order of its grants. Use it only if the release then answers True."""
         views = None if into is None else self._granted_into(into, lease)
-        receiver = LeaseReceiver(lease.grants, views, self._core.options.verify)
         deadline = self._core.deadline(deadline_ms)
         return await self._core.run(
             "read",
             deadline,
-            work=lambda: self._read(lease, receiver, made=views is None, deadline=deadline),
+            work=lambda: self._read(lease, views, deadline),
             failed=lambda e: ReadResult(None, failure=e),
         )
 
@@ -349,15 +350,13 @@ class AsyncNamespace:
             raise MalformedAnswer(f"Match counts {answer.prefix_blocks} leading blocks, its states say otherwise")
         return answer.states
 
-    async def _read(self, lease: ReadLease, receiver: LeaseReceiver, *, made: bool, deadline: Deadline) -> ReadResult:
+    async def _read(self, lease: ReadLease, into: list[Slices] | None, deadline: Deadline) -> ReadResult:
+        made = into is None
         if not len(lease.grants):
             return ReadResult([] if made else None, failure=lease.failure)
         if not lease.held:
             raise LeaseExpired("the lease has ended")
-        request = store.GetRequest(
-            session=lease.binding.session, namespace=lease.binding.namespace, lease=lease.life.lease
-        )
-        await self._core.transport(lease.binding).read(request, lease.grants, receiver, deadline)
+        receiver = await read_leased(self._core, lease, into, deadline)
         values = [slices[0] for slices in receiver.targets] if made else None
         self._core.stats.corrupt_blocks += len({part // lease.asked.parts_per_block for part in receiver.corrupt})
         return ReadResult(values, int(lease.grants.lengths.sum()), receiver.corrupt)

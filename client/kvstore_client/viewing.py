@@ -83,6 +83,21 @@ async def in_place(core: ClientCore, lease: ReadLease, deadline: Deadline) -> Ar
     return mapping
 
 
+async def read_leased(
+    core: ClientCore, lease: ReadLease, into: Sequence[Slices] | None, deadline: Deadline
+) -> LeaseReceiver:
+    """Reads everything under a lease, to new memory where `into` is None. Raises KvStoreError."""
+    binding = lease.binding
+    request = store.GetRequest(session=binding.session, namespace=binding.namespace, lease=lease.life.lease)
+
+    async def attempt() -> LeaseReceiver:
+        receiver = LeaseReceiver(lease.grants, into, core.options.verify)
+        await core.transport(binding).read(request, lease.grants, receiver, deadline)
+        return receiver
+
+    return await core.by_any_path(deadline, attempt)
+
+
 async def copied(core: ClientCore, lease: ReadLease, deadline: Deadline) -> BlockViews:
     """Reads everything under a lease into memory of this process and ends the lease.
 
@@ -95,10 +110,7 @@ async def copied(core: ClientCore, lease: ReadLease, deadline: Deadline) -> Bloc
     starts = zip(grants.offsets.tolist(), lengths.tolist(), strict=True)
     targets: list[Slices] = [[memory.bytes[start : start + size]] for start, size in starts]
     if len(grants):
-        receiver = LeaseReceiver(lease.grants, targets, core.options.verify)
-        binding = lease.binding
-        request = store.GetRequest(session=binding.session, namespace=binding.namespace, lease=lease.life.lease)
-        await core.transport(binding).read(request, lease.grants, receiver, deadline)
+        receiver = await read_leased(core, lease, targets, deadline)
         if not await lease.release(corrupt=receiver.corrupt) or receiver.corrupt:
             raise LeaseExpired("the blocks changed while they were read")
     return views_of(memory, lease, grants, release=lambda _: True, life=_Lasting())

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from kvstore_client.batches import check_most, sized_runs
 from kvstore_client.buffers import Slices, size_of
-from kvstore_client.core import MAX_PATH_CHANGES, ClientCore
+from kvstore_client.core import MAX_PATH_CHANGES, ClientCore, NeedsLoop
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.leases import WriteLease, written
@@ -19,7 +19,7 @@ from kvstore_client.receivers import check_states
 from kvstore_client.results import PutResult
 from kvstore_client.session import Binding, LeaseLife
 from kvstore_wire import limits as contract
-from kvstore_wire.errors import KvStoreError, UnknownNamespace, UnknownSession
+from kvstore_wire.errors import InvalidArgument, KvStoreError, LeaseExpired, UnknownNamespace, UnknownSession
 from kvstore_wire.namespace import Kind
 from kvstore_wire.states import PartState
 from kvstore_wire.v1 import block_store_pb2 as store
@@ -146,6 +146,9 @@ class PutCall:
             try:
                 done = await self._filled(lease, values, deadline)
                 break
+            except NeedsLoop:
+                await aborted(self._core, lease.binding, lease.life.lease)
+                raise
             except KvStoreError as error:
                 changes += 1
                 if not isinstance(error, PathDown) or changes > MAX_PATH_CHANGES or deadline.passed:
@@ -201,16 +204,14 @@ async def put_chain(
 async def write_leased(core: ClientCore, lease: WriteLease, values: list[Slices], deadline: Deadline) -> PutResult:
     """Fills and commits the CREATED parts of a lease. On any failure the lease is ended and nothing is stored."""
     binding, life = lease.binding, lease.life
-    header = store.PutHeader(session=binding.session, namespace=binding.namespace, lease=life.lease)
-    outgoing = Outgoing(values, chunk_bytes(binding.limits))
     try:
-        answer = await core.transport(binding).write(header, lease.offsets, outgoing, deadline)
+        answer = await _sent(core, lease, values, deadline)
         check_states(answer.states, len(values), highest=PartState.LOST)
+    except NeedsLoop:
+        raise
     except BaseException as error:
         life.ended = True
-        if (
-            isinstance(error, PathDown) and not deadline.passed
-        ):  # The caller may try another way: the slots must be free.
+        if isinstance(error, PathDown):  # The caller may begin anew: the slots must be free.
             with suppress(KvStoreError):
                 await aborted(core, binding, life.lease)
         else:
@@ -220,6 +221,30 @@ async def write_leased(core: ClientCore, lease: WriteLease, values: list[Slices]
         raise
     life.ended = PartState.UNFILLED not in answer.states
     return written(core, answer.states, lease.sizes, answer.retry_after_ms)
+
+
+async def _sent(core: ClientCore, lease: WriteLease, values: list[Slices], deadline: Deadline) -> store.PutResponse:
+    """Sends the parts of a lease, by another way where one does not work.
+
+    Raises KvStoreError; PathDown where the lease had ended by the second time, since the first may have stored them.
+    """
+    binding = lease.binding
+    lost: PathDown | None = None
+    for left in reversed(range(MAX_PATH_CHANGES + 1)):
+        header = store.PutHeader(session=binding.session, namespace=binding.namespace, lease=lease.life.lease)
+        outgoing = Outgoing(values, chunk_bytes(binding.limits))
+        try:
+            return await core.transport(binding).write(header, lease.offsets, outgoing, deadline)
+        except PathDown as error:
+            if not left or deadline.passed:
+                raise
+            core.stats.path_changes += 1
+            lost = error
+        except (LeaseExpired, InvalidArgument):
+            if lost is None:
+                raise
+            raise lost from None
+    raise AssertionError("the last try answers or raises")
 
 
 def chunk_bytes(limits: types.Limits) -> int:

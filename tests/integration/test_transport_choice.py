@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from kvstore.replay.admin import admin_peer
-from kvstore_client import BlockViews
+from kvstore_client import BlockViews, ClientOptions
+from kvstore_client.channel import Connection
 from kvstore_wire.errors import DeadlineExceeded, LeaseExpired, Unreachable
 from tests.integration.client_cases import keys, kv_spec, value
 from tests.integration.server_process import ServerProcess, serving
@@ -223,6 +224,54 @@ def test_a_cut_within_the_payload_is_made_up_by_another_way(kind: str) -> None:
             proxy.most_bytes = None
             until(lambda: is_right(driver) and driver.client.transport == "bulk", "bulk is not tried again")
         assert shard.ask(lambda local: local.gauge("stored_blocks")) == COUNT
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_leases_outlive_the_way_they_came_by(kind: str) -> None:
+    """Every way but gRPC goes away while leases are held: they are read, written, looked at and ended all the same."""
+    with proxied() as proxy, sharded({"bulk.advertise": proxy.address}) as shard, ExitStack() as stack:
+        driver = stack.enter_context(driven(kind, options_of(shard.target, *ALL)))
+        run = driver.run
+        assert is_stored(driver)
+        lease, slots = run(SPEC, lambda ns: ns.acquire(BLOCKS)), run(SPEC, lambda ns: ns.reserve(keys(COUNT, "w")))
+        unused, forgotten = run(SPEC, lambda ns: ns.acquire(BLOCKS)), run(SPEC, lambda ns: ns.reserve(keys(2, "f")))
+        viewed = run(SPEC, lambda ns: ns.view(BLOCKS))
+        assert driver.client.transport == "shm"
+        os.unlink(shard.socket_path)
+        shard.cut()
+        read = run(SPEC, lambda ns: ns.read(lease))
+        assert [bytes(v) for v in read.values or ()] == VALUES
+        assert driver.client.transport == "grpc"
+        assert run(SPEC, lambda ns: ns.write(slots, VALUES)).stored == COUNT
+        assert run(SPEC, lambda ns: lease.release()) is True
+        assert run(SPEC, lambda ns: unused.release()) is True
+        assert run(SPEC, lambda ns: forgotten.abort()) is True
+        assert [bytes(v) for v in getattr(viewed, "views", viewed)] == VALUES
+        assert run(SPEC, lambda ns: viewed.close()) is True
+        copied = run(SPEC, lambda ns: ns.view(keys(COUNT, "w")))
+        assert [bytes(v) for v in getattr(copied, "views", copied)] == VALUES
+        assert run(SPEC, lambda ns: copied.close()) is True
+        assert driver.client.stats().failures == {}
+        assert shard.ask(lambda local: local.gauge("leases")) == 0
+
+
+async def test_a_call_that_grpc_gives_up_by_itself_is_no_cancellation_of_the_callers() -> None:
+    connection = Connection(ClientOptions(closed_address()))
+    call: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(connection._outcome(call))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(Unreachable, match="broke under a write"):
+        await waiting
+    call = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(connection._outcome(call))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0)
+    assert call.cancelled()
+    await connection.close(0.1)
 
 
 def test_concurrent_calls_share_the_fate_of_their_connection_and_all_succeed() -> None:
