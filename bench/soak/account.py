@@ -17,7 +17,7 @@ from kvstore_wire.v1 import admin_pb2 as admin
 PROBE_SESSIONS = 1
 CLEAN_S = 40.0  # Longer than any lease a client asks for.
 # gRPC and the event loop's helpers start threads as they are needed and keep some of them.
-SPARE_THREADS = 16
+SPARE_THREADS = 4
 MEMORY_SLACK_BYTES = 32 << 20  # Allocators keep what they once needed; a leak grows with the calls and passes it soon.
 _WARM = NamespaceSpec(
     name="warm",

@@ -94,6 +94,27 @@ class Reader:
         counters.add("match_hit_blocks", hits)
         return Matched(prefix, bytes(states))
 
+    def glance(self, namespace: Namespace, request: AcquireRequest, now: float) -> Step:
+        """As an Acquire that waits for nothing, its bytes taken and its lease released in one moment: leases nothing.
+
+        The parts told are there until control goes back to the event loop, and not a moment longer.
+        """
+        counters = namespace.counters
+        counters.add("acquire_calls")
+        counters.add("acquire_asked_blocks", len(request.keys))
+        parts = request.parts or namespace.all_parts
+        sight = look(self.records, Ask(namespace, request.keys, parts, request.coverage, now))
+        states, records = sight.states, self.records
+        end = _end(states, request.coverage, stop_at_flight=False)
+        share = self.limits.leased_share_bytes - records.leased_bytes - records.reserved_bytes
+        grant = sight.grant(end, Room(self.limits.call_bytes, share))
+        if len(grant.blocks):
+            records.touch(namespace, distinct_tail_first(grant.blocks), now=now, hint=request.hint)
+        if request.coverage is Coverage.PREFIX:
+            _mark_beyond(states, (hot_prefix(states) if grant.cut else end) + 1)
+        _count(namespace, states)
+        return Step(0, bytes(states), grant.parts, settled=True)
+
     def begin(self, session: Session, namespace: Namespace, request: AcquireRequest) -> Acquisition:
         """Starts an Acquire; nothing is leased before the first step."""
         namespace.counters.add("acquire_calls")

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import xxhash
 
 from kvstore.core.leases import ReadLease, WriteLease
+from kvstore.core.namespaces import Namespace
 from kvstore.core.reading import AcquireRequest, Acquisition, Step
 from kvstore.core.sessions import Session
 from kvstore.core.store import STEP_BLOCKS
@@ -129,17 +130,22 @@ class StoreHandlers:
         self, session: Session, request: pb.AcquireRequest | pb.GetRequest, lease_s: float
     ) -> Acquisition:
         """Starts an Acquire for a session. Raises Draining."""
-        self._refuse_if_draining()
         namespace = session.namespace(request.namespace)
+        return self._shell.store.reader.begin(session, namespace, self.wanted(namespace, request, lease_s))
+
+    def wanted(
+        self, namespace: Namespace, request: pb.AcquireRequest | pb.GetRequest, lease_s: float
+    ) -> AcquireRequest:
+        """Returns what an Acquire or a Get asks for, checked. Raises Draining."""
+        self._refuse_if_draining()
         keys = self._shell.checks.keys(request.chain, self._shell.limits.max_blocks)
-        wanted = AcquireRequest(
+        return AcquireRequest(
             keys=keys,
             lease_s=lease_s,
             parts=checks.parts(request.parts, namespace, key_count=len(keys), limit=contract.MAX_CALL_PARTS),
             coverage=checks.coverage(request.coverage),
             hint=checks.hint(request.hint),
         )
-        return self._shell.store.reader.begin(session, namespace, wanted)
 
     async def steps(
         self, acquisition: Acquisition, wait_s: float, call: Call, wait: Wait | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvstore.core.few import Rows, joined
 from kvstore.core.leases import Lease
@@ -23,6 +23,7 @@ from kvstore.service.outgoing import Reading
 from kvstore.service.shell import Call, Shell
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument
+from kvstore_wire.namespace import Kind
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
 from kvstore_wire.waiting import acquired_within
@@ -32,6 +33,14 @@ from kvstore_wire.waiting import acquired_within
 class Payload:
     """Pieces of the arena to send next. Valid until control goes back to the event loop: copy or send them at once."""
 
+    pieces: list[memoryview]
+    size_bytes: int
+
+
+class Glance(NamedTuple):
+    """The whole answer of a small Get: its coded message, and its bytes where they are, for this moment only."""
+
+    message: bytes
     pieces: list[memoryview]
     size_bytes: int
 
@@ -65,6 +74,28 @@ class Transfers:
         except BaseException:
             self._give_up(session, acquisition)
             raise
+
+    def glance(self, request: pb.GetRequest, most_bytes: int) -> Glance | None:
+        """Reads few and small blocks without leasing them; None where they may be more than `most_bytes`.
+
+        What is told must be sent or copied before anything else happens. Raises KvStoreError.
+        """
+        if request.WhichOneof("target") != "chain" or request.ranges:
+            return None
+        shell = self._shell
+        namespace = shell.session(request.session).namespace(request.namespace)
+        spec, keys = namespace.spec, request.chain.keys
+        parts = len(request.parts.parts) or namespace.parts_per_block
+        if spec.kind is not Kind.KV or len(keys) * parts * spec.part_bytes > most_bytes:
+            return None
+        wanted = self._handlers.wanted(namespace, request, 0.0)
+        step = shell.store.reader.glance(namespace, wanted, shell.now())
+        offsets, lengths, checksums = shell.store.part_views(step.parts)
+        header = pb.GetHeader(states=step.states, lengths=lengths, checksums=checksums)
+        view, size = shell.memory.view, spec.part_bytes
+        namespace.counters.add("read_bytes", size * len(offsets))
+        pieces = [view[at : at + size] for at in offsets]
+        return Glance(pb.GetResponse(header=header).SerializeToString(), pieces, size * len(offsets))
 
     async def read(self, request: pb.GetRequest, call: Call, wait: Wait | None = None) -> Reading:
         """Opens a Get once every block is settled and, where the bytes go to a region, they are there.

@@ -241,8 +241,8 @@ def test_leases_outlive_the_way_they_came_by(kind: str) -> None:
         shard.cut()
         read = run(SPEC, lambda ns: ns.read(lease))
         assert [bytes(v) for v in read.values or ()] == VALUES
-        assert driver.client.transport == "grpc"
         assert run(SPEC, lambda ns: ns.write(slots, VALUES)).stored == COUNT
+        assert driver.client.transport == "grpc"
         assert run(SPEC, lambda ns: lease.release()) is True
         assert run(SPEC, lambda ns: unused.release()) is True
         assert run(SPEC, lambda ns: forgotten.abort()) is True

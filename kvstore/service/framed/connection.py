@@ -59,7 +59,9 @@ class Connection:
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._outbox = Outbox(frame_bytes=frame_bytes)
         self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
-        self._requests = Requests(shell, handlers, transfers, outbox=self._outbox, verbs=self._verbs, wake=self._wake)
+        self._requests = Requests(
+            shell, handlers, transfers, outbox=self._outbox, verbs=self._verbs, wake=self._wake, send_now=self._send_now
+        )
         self._reader = FrameReader(
             self._requests, max_message_bytes=shell.limits.max_message_bytes, max_payload_bytes=frame_bytes
         )
@@ -247,6 +249,15 @@ class Connection:
             return self._sock.sendmsg(buffers)
         rights = array.array("i", [self._outbox.descriptor])
         return self._sock.sendmsg(buffers, [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+
+    def _send_now(self, buffers: list[bytes | memoryview]) -> int:
+        """Sends while nothing else waits to be sent; returns how many bytes went out. Never raises."""
+        if self._over or self._writing or self._tls is not None:
+            return 0
+        try:
+            return self._sock.sendmsg(buffers)
+        except OSError:  # Full, or broken: what is queued finds out.
+            return 0
 
     def _want_to_write(self, *, wanted: bool) -> None:
         if wanted and not self._writing:

@@ -134,6 +134,11 @@ class Outbox:
         return not self._buffers
 
     @property
+    def room(self) -> int:
+        """Payload that one frame may carry now."""
+        return min(self._frame_bytes, self.credit)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to send, not even when the peer grants more."""
         return not (self._buffers or self._whole or self._answers)
