@@ -14,14 +14,15 @@ from xxhash import xxh3_64_intdigest
 
 from kvstore_client.buffers import Entry
 from kvstore_client.deadline import Deadline
-from kvstore_client.direct import DirectCore, run_now
-from kvstore_client.errors import MalformedAnswer
+from kvstore_client.direct import DirectCore
+from kvstore_client.fast.lane import BlockingLane, Plain
+from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
 from kvstore_client.results import GetResult, leading
 from kvstore_client.transports.framed import FramedTransport
-from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+from kvstore_wire.errors import DeadlineExceeded
 from kvstore_wire.frames import Verb
 from kvstore_wire.limits import MAX_KEY_BYTES, MIN_KEY_BYTES
 from kvstore_wire.namespace import Kind, NamespaceSpec
@@ -43,7 +44,8 @@ def quick_get(
         return None
     path = core.paths.best(binding)
     transport = None if path is None else core.transport(binding)
-    if not isinstance(transport, FramedTransport) or not core.try_enter():
+    lanes = transport.lanes if isinstance(transport, FramedTransport) else None
+    if not isinstance(lanes, BlockingLanes) or not core.try_enter():
         return None
     request = store.GetRequest(
         session=binding.session,
@@ -51,20 +53,83 @@ def quick_get(
         chain=types.Chain(keys=keys),  # type: ignore[arg-type]
         coverage=int(coverage),  # type: ignore[arg-type]
     )
-    taker = _Taker(views, spec.part_bytes)
+    lane = lanes.borrow()
+    states: bytes | None = None
     try:
-        run_now(transport.lanes.exchange(Verb.GET, request.SerializeToString(), taker=taker, deadline=deadline))
-        states = taker.checked()
+        if lane is not None:
+            states = _read(lane, request.SerializeToString(), views, deadline)
+            if states is not None:
+                lanes.worked()
     except DeadlineExceeded as error:
         core.stats.calls["get"] += 1
         core.stats.fetched_blocks_asked += len(views)
         core.stats.failed(error)
         return GetResult.failed(len(views), 1, error)
-    except KvStoreError:
+    except OSError:
         return None
     finally:
         core.leave()
+        if lane is not None:
+            lanes.give_back(lane)
     return None if states is None else _result(core, states, spec.part_bytes)
+
+
+def _read(lane: BlockingLane, request: bytes, views: list[memoryview], deadline: Deadline) -> bytes | None:
+    """Returns the states of an answer whose every part landed as it was written, None for any other; then, or where
+    this raises, the lane is closed, since something of the answer may be left in it."""
+    done = False
+    try:
+        answer = lane.ask(Verb.GET, request, deadline)
+        header = None if answer is None else _header(answer.message, len(views), len(views[0]))
+        if answer is None or header is None:
+            return None
+        states = header.states
+        hits = views if states.count(BlockState.HOT) == len(views) else _hits(states, views)
+        if len(hits) * len(views[0]) != len(answer.payload) + answer.left:
+            return None
+        _land(lane, answer, hits, deadline)
+        done = True
+    finally:
+        if not done:
+            lane.close()
+    for view, told in zip(hits, header.checksums, strict=True):
+        if xxh3_64_intdigest(view) != told:
+            return None
+    return states
+
+
+def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: Deadline) -> None:
+    """Puts the payload where it belongs: first what came with the message, then what is still to come."""
+    came, at = answer.payload, 0
+    for view in hits:
+        here = min(len(view), len(came) - at)
+        if here:
+            view[:here] = came[at : at + here]
+            at += here
+        if here < len(view):
+            lane.take(view[here:], deadline)
+
+
+def _header(message: memoryview, block_count: int, size: int) -> store.GetHeader | None:
+    """Returns the header of a whole answer, None if it does not fit the question."""
+    answer = store.GetResponse()
+    try:
+        answer.ParseFromString(bytes(message))
+    except DecodeError:
+        return None
+    header = answer.header
+    states, hits = header.states, len(header.lengths)
+    if len(states) != block_count or states.count(BlockState.HOT) != hits or len(header.checksums) != hits:
+        return None
+    if any(length != size for length in header.lengths):
+        return None
+    if hits < block_count and (max(states) > BlockState.BEYOND or BlockState.BUSY in states):
+        return None
+    return header
+
+
+def _hits(states: bytes, views: list[memoryview]) -> list[memoryview]:
+    return [view for view, state in zip(views, states, strict=True) if state == BlockState.HOT]
 
 
 def _plain(core: DirectCore, spec: NamespaceSpec, keys: Keys, into: Sequence[Entry]) -> list[memoryview] | None:
@@ -91,55 +156,6 @@ def _plain(core: DirectCore, spec: NamespaceSpec, keys: Keys, into: Sequence[Ent
             return None
         views.append(entry)
     return views
-
-
-class _Taker:
-    """Takes an answer whose every part has the same size. Anything unexpected makes it unfit, not wrong."""
-
-    def __init__(self, views: list[memoryview], size: int) -> None:
-        self._views, self._size = views, size
-        self._header: store.GetHeader | None = None
-        self._hits: list[int] = []
-        self._at = self._done = 0
-
-    def message(self, raw: bytes) -> None:
-        answer = store.GetResponse()
-        try:
-            answer.ParseFromString(raw)
-        except DecodeError:
-            raise MalformedAnswer("is not a GetResponse") from None
-        header = answer.header
-        if self._header is not None or len(header.states) != len(self._views):
-            raise MalformedAnswer("not one header came, or not of this call")
-        self._header = header
-        self._hits = [i for i, state in enumerate(header.states) if state == BlockState.HOT]
-        if list(header.lengths) != [self._size] * len(self._hits):
-            raise MalformedAnswer("a part has another length")
-
-    def late(self, raw: bytes) -> None:
-        return
-
-    def room(self, most: int) -> memoryview:
-        if self._at == len(self._hits):
-            raise MalformedAnswer("more bytes came than were announced")
-        view = self._views[self._hits[self._at]]
-        return view[self._done : self._done + most]
-
-    def landed(self, size: int) -> None:
-        self._done += size
-        if self._done == self._size:
-            self._at, self._done = self._at + 1, 0
-
-    def checked(self) -> bytes | None:
-        """Returns the states where all that was announced landed as it was written."""
-        header = self._header
-        if header is None or self._at < len(self._hits) or len(header.checksums) != len(self._hits):
-            return None
-        for i, told in zip(self._hits, header.checksums, strict=True):
-            if xxh3_64_intdigest(self._views[i]) != told:
-                return None
-        states = header.states
-        return states if max(states) <= BlockState.BEYOND and BlockState.BUSY not in states else None
 
 
 def _result(core: DirectCore, states: bytes, size: int) -> GetResult:

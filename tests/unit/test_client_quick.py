@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,15 +14,19 @@ from xxhash import xxh3_64_intdigest
 from kvstore_client import ClientOptions, Coverage, Verify
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import DirectCore
-from kvstore_client.errors import PathDown
-from kvstore_client.fast.wire import Taker
+from kvstore_client.fast.dial import Dialed
+from kvstore_client.fast.lane import BlockingLane
+from kvstore_client.fast.pools import BlockingLanes
+from kvstore_client.fast.wire import Wire
 from kvstore_client.quick import MOST_BLOCKS, MOST_BYTES, quick_get
 from kvstore_client.stats import Counters
 from kvstore_client.transports.framed import FramedTransport
-from kvstore_wire.errors import DeadlineExceeded, KvStoreError, UnknownSession
+from kvstore_wire.errors import DeadlineExceeded, UnknownSession
+from kvstore_wire.frames import END, ERROR, HEADER_BYTES, Verb, head
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.states import BlockState
 from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import channel_pb2 as channel
 from tests.shards import keys, kv_spec, opaque_spec
 
 SIZE = 1000
@@ -29,30 +34,39 @@ SPEC = kv_spec("quick", part_bytes=SIZE)
 HOT, MISS, BEYOND, BUSY = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND, BlockState.BUSY
 VALUES = [bytes((i + 1,)) * SIZE for i in range(3)]
 
-Answer = Callable[[Taker], None]
+FIRST = 1  # The number of a lane's first request.
 
 
-class Lanes:
-    """Connections that give one answer."""
+class Lanes(BlockingLanes):
+    """Connections that give one answer: these bytes, and silence or the end of the connection after them."""
 
     def __init__(self) -> None:
-        self.answer: Answer = right
+        super().__init__(cast(Any, None), cast(Any, _Worked()))
+        self.answer = right()
+        self.ends = False
         self.requests: list[store.GetRequest] = []
+        self.given_back: list[BlockingLane] = []
+        self._peers: list[socket.socket] = []
 
-    async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: object = None
-    ) -> None:
-        self.requests.append(store.GetRequest.FromString(message))
-        self.answer(taker)
+    def borrow(self) -> BlockingLane:
+        own, peer = socket.socketpair()
+        wire = Wire()
+        wire.frame_bytes = 1 << 20
+        peer.sendall(self.answer)
+        if self.ends:
+            peer.shutdown(socket.SHUT_WR)
+        self._peers.append(peer)
+        return BlockingLane(Dialed(own, wire, channel.HelloAnswer()))
 
-    def failed(self, error: KvStoreError) -> None:
-        raise AssertionError
+    def give_back(self, lane: BlockingLane) -> None:
+        raw = self._peers.pop().recv(1 << 16)
+        self.requests.append(store.GetRequest.FromString(raw[HEADER_BYTES:]))
+        self.given_back.append(lane)
 
-    def retire(self) -> None:
-        raise AssertionError
 
-    def close(self) -> None:
-        raise AssertionError
+class _Worked:
+    def worked(self, path: object) -> None:
+        return
 
 
 class _Keeper:
@@ -109,9 +123,10 @@ def core() -> Iterator[Core]:
     assert made.slots == 1, "a slot was not given back"
 
 
-def get(core: Core, blocks: Any, into: Any, *, spec: NamespaceSpec = SPEC) -> Any:
+def get(core: Core, blocks: Any, into: Any, *, spec: NamespaceSpec = SPEC, deadline_ms: int = 1000) -> Any:
     chosen = cast(DirectCore, core)
-    return quick_get(chosen, spec, blocks, into=into, coverage=Coverage.PREFIX, deadline=Deadline.after(1000))
+    deadline = Deadline.after(deadline_ms)
+    return quick_get(chosen, spec, blocks, into=into, coverage=Coverage.PREFIX, deadline=deadline)
 
 
 def rooms(count: int = 3, size: int = SIZE) -> list[memoryview]:
@@ -123,18 +138,13 @@ def header(states: bytes, values: list[bytes]) -> store.GetResponse:
     return store.GetResponse(header=store.GetHeader(states=states, lengths=list(map(len, values)), checksums=sums))
 
 
-def lands(taker: Taker, answer: store.GetResponse, payload: bytes, step: int = 300) -> None:
-    taker.message(answer.SerializeToString())
-    while payload:
-        room = taker.room(min(step, len(payload)))
-        size = len(room)
-        room[:] = payload[:size]
-        taker.landed(size)
-        payload = payload[size:]
+def saying(states: bytes, values: list[bytes], payload: bytes, *, flags: int = END) -> bytes:
+    message = header(states, values).SerializeToString()
+    return head(Verb.GET, FIRST, message, flags=flags, payload_bytes=len(payload)) + payload
 
 
-def right(taker: Taker) -> None:
-    lands(taker, header(bytes((HOT,) * 3), VALUES), b"".join(VALUES))
+def right() -> bytes:
+    return saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES))
 
 
 def test_a_plain_call_is_answered(core: Core) -> None:
@@ -150,10 +160,7 @@ def test_a_plain_call_is_answered(core: Core) -> None:
 
 
 def test_misses_are_part_of_an_answer(core: Core) -> None:
-    def answer(taker: Taker) -> None:
-        lands(taker, header(bytes((HOT, MISS, BEYOND)), VALUES[:1]), VALUES[0])
-
-    core.lanes.answer = answer
+    core.lanes.answer = saying(bytes((HOT, MISS, BEYOND)), VALUES[:1], VALUES[0])
     into = [np.zeros(SIZE, np.uint8) for _ in range(3)]
     found = get(core, keys(0, 3), into)
     assert found.states == bytes((HOT, MISS, BEYOND))
@@ -210,51 +217,42 @@ def test_where_nothing_is_ready_the_long_way_is_gone(core: Core) -> None:
     assert core.lanes.requests == []
 
 
-def _raising(error: KvStoreError) -> Answer:
-    def answer(taker: Taker) -> None:
-        raise error
-
-    return answer
-
-
-def _saying(states: bytes, values: list[bytes], payload: bytes) -> Answer:
-    return lambda taker: lands(taker, header(states, values), payload)
-
-
-def _twice(taker: Taker) -> None:
-    right(taker)
-    taker.message(header(bytes((HOT,) * 3), VALUES).SerializeToString())
-
-
 @pytest.mark.parametrize(
     "answer",
     [
-        _raising(PathDown("cut", sent=True)),
-        _raising(UnknownSession("gone")),
-        _saying(bytes((HOT,) * 3), VALUES, b"\x09" * 3 * SIZE),  # Damaged.
-        _saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES)[:-1]),  # Cut.
-        _saying(bytes((HOT,) * 3), VALUES[:2], b""),  # A length is missing.
-        _saying(bytes((HOT,) * 2), VALUES[:2], b"".join(VALUES[:2])),  # A state is missing.
-        _saying(bytes((HOT, 77, MISS)), VALUES[:1], VALUES[0]),  # No state at all.
-        _saying(bytes((HOT, BUSY, MISS)), VALUES[:1], VALUES[0]),  # To be asked for again.
-        _saying(bytes((HOT,) * 3), [v[:-1] for v in VALUES], b""),
-        _saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES) + b"x"),  # More than was announced.
-        _saying(b"", [], b""),
-        _twice,
-        lambda taker: taker.message(b"\xff\xff"),
-        lambda taker: None,
+        b"",  # The connection ended.
+        head(Verb.GET, FIRST, UnknownSession("gone").to_detail().SerializeToString(), flags=ERROR),
+        saying(bytes((HOT,) * 3), VALUES, b"\x09" * 3 * SIZE),  # Damaged.
+        saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES))[:-1],  # Cut.
+        saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES)[:-1]),  # Less than was announced.
+        saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES) + b"x"),  # More than was announced.
+        saying(bytes((HOT,) * 3), VALUES, b"".join(VALUES), flags=0),  # More frames are to come.
+        saying(bytes((HOT,) * 3), VALUES[:2], b"".join(VALUES[:2])),  # A length is missing.
+        saying(bytes((HOT,) * 2), VALUES[:2], b"".join(VALUES[:2])),  # A state is missing.
+        saying(bytes((HOT, 77, MISS)), VALUES[:1], VALUES[0]),  # No state at all.
+        saying(bytes((HOT, BUSY, MISS)), VALUES[:1], VALUES[0]),  # To be asked for again.
+        saying(bytes((HOT,) * 3), [v[:-1] for v in VALUES], b"".join(v[:-1] for v in VALUES)),
+        saying(b"", [], b""),
+        head(Verb.GET, FIRST, b"\xff\xff", flags=END),
+        head(Verb.MATCH, FIRST, flags=END),
+        head(Verb.GET, FIRST + 1, flags=END),
+        b"no frame at all, but long enough",
     ],
 )
-def test_an_answer_that_does_not_fit_is_left_to_the_long_way(core: Core, answer: Answer) -> None:
-    core.lanes.answer = answer
+def test_an_answer_that_does_not_fit_is_left_to_the_long_way(core: Core, answer: bytes) -> None:
+    core.lanes.answer, core.lanes.ends = answer, True
     assert get(core, keys(0, 3), rooms()) is None
     assert core.stats.snapshot() == Counters().snapshot(), "it is counted where it is answered"
+    (lane,) = core.lanes.given_back
+    damaged = answer == saying(bytes((HOT,) * 3), VALUES, b"\x09" * 3 * SIZE)
+    assert lane.broken != damaged, "a lane that something is left in must not be used again"
 
 
 def test_the_deadline_is_an_answer(core: Core) -> None:
-    core.lanes.answer = _raising(DeadlineExceeded("late"))
-    found = get(core, keys(0, 3), rooms())
+    core.lanes.answer = right()[:-1]
+    found = get(core, keys(0, 3), rooms(), deadline_ms=30)
     assert isinstance(found.failure, DeadlineExceeded)
     assert (found.states, found.prefix_blocks) == (bytes(3), 0)
     assert core.stats.failures == {"DeadlineExceeded": 1}
     assert (core.stats.calls["get"], core.stats.fetched_blocks_asked, core.stats.fetched_blocks) == (1, 3, 0)
+    assert core.lanes.given_back[0].broken

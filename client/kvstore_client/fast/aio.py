@@ -23,11 +23,12 @@ class AsyncLane:
     def __init__(self, dialed: Dialed) -> None:
         self._sock, self.wire = dialed.sock, dialed.wire
         self._sock.setblocking(False)
+        self._fd = self._sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._tls = self._sock if isinstance(self._sock, ssl.SSLSocket) else None
         self._writing = False
         self.broken = False
-        self._loop.add_reader(self._sock.fileno(), self._readable)
+        self._loop.add_reader(self._fd, self._readable)
 
     async def exchange(
         self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
@@ -62,9 +63,9 @@ class AsyncLane:
         if self.broken:
             return
         self.broken = True
-        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_reader(self._fd)
         if self._writing:
-            self._loop.remove_writer(self._sock.fileno())
+            self._loop.remove_writer(self._fd)
         self._sock.close()
         self.wire.fail(why or Unreachable("the connection was closed"))
 
@@ -135,9 +136,9 @@ class AsyncLane:
 
     def _want_to_write(self, *, wanted: bool) -> None:
         if wanted and not self._writing:
-            self._loop.add_writer(self._sock.fileno(), self._flush)
+            self._loop.add_writer(self._fd, self._flush)
         elif self._writing and not wanted:
-            self._loop.remove_writer(self._sock.fileno())
+            self._loop.remove_writer(self._fd)
         self._writing = wanted
 
 

@@ -9,18 +9,29 @@ import socket
 import ssl
 import struct
 from contextlib import suppress
+from typing import NamedTuple
 
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
+from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION
 
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be set anew for less.
 _LONG_BYTES = 256 << 10
 _TRY_LATER = (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
 _MOST_BUFFERS = 512  # Below the kernel's limit of 1024 for one call.
+
+
+class Plain(NamedTuple):
+    """An answer of one frame: its message, the payload that came with it, and how many bytes more are to come. The
+    views are valid until the lane is used again."""
+
+    message: memoryview
+    payload: memoryview
+    left: int
 
 
 class BlockingLane:
@@ -66,6 +77,44 @@ class BlockingLane:
         if made.error is not None:
             self._settle(deadline)
             raise made.error
+
+    def ask(self, verb: int, message: bytes, deadline: Deadline) -> Plain | None:
+        """Makes one request whose answer is one frame, by the shortest way; take all of its payload before anything
+        else. None where the answer is another: then the lane is closed. Raises OSError, DeadlineExceeded.
+        """
+        wire = self.wire
+        request = wire.next_request()
+        self._set_timeouts(deadline)
+        sent = HEADER.pack(MAGIC, VERSION, verb, END, 0, request, deadline.remaining_ms() or 1, len(message), 0)
+        if self._sock.send(sent + message) < len(sent) + len(message):
+            return None
+        view = wire.reader.wanted()
+        came = self._receive(view, deadline, whole=False)
+        if came < HEADER_BYTES:
+            return None
+        magic, version, about, flags, _, answers, _, size, payload = HEADER.unpack_from(view)
+        if (magic, version, about, flags, answers) != (MAGIC, VERSION, verb, END, request):
+            return None
+        start = HEADER_BYTES + size
+        left = start + payload - came
+        if came < start or left < 0 or payload > wire.frame_bytes:
+            return None
+        wire.took(payload)
+        return Plain(view[HEADER_BYTES:start], view[start:came], left)
+
+    def take(self, into: memoryview, deadline: Deadline) -> None:
+        """Fills a buffer with payload of an answer. Raises OSError, DeadlineExceeded."""
+        at = 0
+        while at < len(into):
+            size = self._receive(into[at:], deadline, whole=True)
+            if not size:
+                raise ConnectionResetError("the shard closed it")
+            at += size
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `ask` works here."""
+        return not self._is_tls and not self.wire.has_pending
 
     def exchange_descriptor(
         self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, descriptor: int | None = None

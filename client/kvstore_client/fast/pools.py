@@ -60,6 +60,26 @@ class BlockingLanes:
             self._give_back(lane)
         self._paths.worked(self.path)
 
+    def borrow(self) -> BlockingLane | None:
+        """Returns a lane for `BlockingLane.ask`, None if there is none to hand. Give it back, whatever happens."""
+        while not self._closed:
+            try:
+                lane = self._idle.pop()
+            except IndexError:
+                return None
+            if lane.is_fit and lane.is_plain:
+                return lane
+            lane.close()
+        return None
+
+    def give_back(self, lane: BlockingLane) -> None:
+        """Takes a borrowed lane back."""
+        self._give_back(lane)
+
+    def worked(self) -> None:
+        """Notes that the path carried a call."""
+        self._paths.worked(self.path)
+
     def failed(self, error: KvStoreError) -> None:
         """Notes that the path does not work."""
         self._paths.failed(self.path, error)

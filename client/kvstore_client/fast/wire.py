@@ -162,7 +162,7 @@ class Wire:
         if self.failure is not None:
             raise self.failure
         pieces = None if source is None else source(self.frame_bytes)
-        self._last_request = request = self._last_request % 0xFFFFFFFF + 1
+        request = self.next_request()
         exchange = Exchange(verb, request, taker, pieces, ended)
         self._exchanges[request] = exchange
         flags = END if source is None else 0
@@ -170,6 +170,11 @@ class Wire:
         if source is not None:
             self._sources.append(exchange)
         return exchange
+
+    def next_request(self) -> int:
+        """Returns a number that no open request has."""
+        self._last_request = self._last_request % 0xFFFFFFFF + 1
+        return self._last_request
 
     def cancel(self, exchange: Exchange) -> None:
         """Gives up an exchange: the taker is not touched any more, and the shard is told."""
@@ -281,13 +286,17 @@ class Wire:
         return _GuardedSink(self, exchange)
 
     def payload_landed(self, frame: Frame) -> None:
-        self._payload_came += frame.payload_bytes
+        self.took(frame.payload_bytes)
+        if frame.ends:
+            self._finish(frame.request)
+
+    def took(self, payload_bytes: int) -> None:
+        """Counts payload that came, and grants the shard as much anew, a part of the credit at a time."""
+        self._payload_came += payload_bytes
         if self._payload_came * 4 >= CREDIT_BYTES:
             granted, self._payload_came = self._payload_came, 0
             message = channel.Credit(bytes=granted).SerializeToString()
             self._whole.append(head(Verb.CREDIT, 0, message, flags=END))
-        if frame.ends:
-            self._finish(frame.request)
 
     def guard(self, exchange: Exchange, error: KvStoreError) -> None:
         """Fails one exchange by what its taker raised; the rest of its answer is dropped."""
