@@ -110,6 +110,8 @@ class BlockingLane:
             if not size:
                 raise ConnectionResetError("the shard closed it")
             at += size
+            if at < len(into):  # However little comes at a time, it must end in time.
+                self._set_timeouts(deadline)
 
     @property
     def is_plain(self) -> bool:
