@@ -128,12 +128,19 @@ class PutCall:
         """Returns what is known to be stored so far; everything else is refused."""
         return PutResult(bytes(self._states), self._stored, self._present, self._retry_after_ms, failure)
 
+    def _skips_what_is_stored(self, values: list[Slices]) -> bool:
+        binding = self._core.keeper.ready(self._asked.spec)
+        try:
+            return binding is not None and self._core.transport(binding).skips_what_is_stored(values)
+        except PathDown:
+            return False
+
     async def _piece(self, first: int, last: int, deadline: Deadline) -> None:
         parts = self._asked.parts_per_block
         asked = self._asked.piece(first, last)
         values = self._values[first * parts : last * parts]
         sizes = self._sizes[first * parts : last * parts]
-        if sum(sizes) <= INLINE_PUT_BYTES:
+        if sum(sizes) <= INLINE_PUT_BYTES or self._skips_what_is_stored(values):
             done = await put_chain(self._core, asked, values=values, hint=self._hint, deadline=deadline)
             self._add(first * parts, done)
             return

@@ -57,6 +57,9 @@ class Transport(Protocol):
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         """Reads blocks by chain: lease, bytes and release in one exchange."""
 
+    def skips_what_is_stored(self, parts: Sequence[Slices]) -> bool:
+        """Whether no byte moves for parts that are stored already, so that a put need not ask for them first."""
+
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         """Writes blocks by chain: reserve, bytes and commit in one exchange."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from kvstore_client.buffers import Slices
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
 from kvstore_client.fast.wire import MakePieces, Messages, OneMessage, Piece, Taker
@@ -105,6 +106,9 @@ class FramedTransport:
         if not taker.begun:
             raise MalformedAnswer("the answer has no header")
         receiver.finish()
+
+    def skips_what_is_stored(self, parts: Sequence[Slices]) -> bool:
+        return False
 
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         taker = OneMessage()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from google.protobuf.message import Message
 
+from kvstore_client.buffers import Slices
 from kvstore_client.channel import Connection
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
@@ -56,6 +57,9 @@ class GrpcInline:
         if not begun:
             raise MalformedAnswer("the stream ended without a header")
         receiver.finish()
+
+    def skips_what_is_stored(self, parts: Sequence[Slices]) -> bool:
+        return False
 
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         messages = _Messages(header, outgoing)
