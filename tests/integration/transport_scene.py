@@ -107,7 +107,11 @@ def sharded(flags: Mapping[str, str] | None = None) -> Iterator[Shard]:
         shard.close()
 
 
-def until(holds: Callable[[], bool], otherwise: str, *, within_s: float = 10.0) -> None:
+# More than a shard waits for the stream of a session that its client attached and did not live to open.
+PATIENCE_S = 20.0
+
+
+def until(holds: Callable[[], bool], otherwise: str, *, within_s: float = PATIENCE_S) -> None:
     """Polls until something holds. Raises AssertionError(`otherwise`) when it does not in time."""
     end_s = time.monotonic() + within_s
     while not holds():

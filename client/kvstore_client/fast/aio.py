@@ -8,7 +8,7 @@ import ssl
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import PathDown
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, MakePieces, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Meanwhile, Taker
 from kvstore_client.quiet import LOGGER
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable
 
@@ -31,7 +31,14 @@ class AsyncLane:
         self._loop.add_reader(self._fd, self._readable)
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+        self,
+        verb: int,
+        message: bytes,
+        *,
+        taker: Taker,
+        deadline: Deadline,
+        source: MakePieces | None = None,
+        meanwhile: Meanwhile = None,
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame.
 
@@ -49,6 +56,8 @@ class AsyncLane:
         )
         try:
             self._flush()
+            if meanwhile is not None:
+                meanwhile()
             if not over.done():
                 await asyncio.wait({over}, timeout=deadline.remaining_s())
         finally:

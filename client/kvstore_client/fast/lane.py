@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, MakePieces, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Meanwhile, Taker
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION
 
@@ -59,15 +59,23 @@ class BlockingLane:
         return not readable
 
     def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+        self,
+        verb: int,
+        message: bytes,
+        *,
+        taker: Taker,
+        deadline: Deadline,
+        source: MakePieces | None = None,
+        meanwhile: Meanwhile = None,
     ) -> None:
-        """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
+        """Makes one request and takes its answer; does `meanwhile` while the shard is at work. Raises KvStoreError;
+        PathDown where the connection is to blame."""
         remaining_ms = deadline.remaining_ms()
         if remaining_ms < 1:
             raise DeadlineExceeded("the deadline passed before the call was sent")
         try:
             made = self.wire.begin(verb, message, taker=taker, ended=_nothing, timeout_ms=remaining_ms, source=source)
-            self._drive(made, deadline)
+            self._drive(made, deadline, meanwhile)
         except (OSError, InvalidArgument, MalformedAnswer) as error:  # What breaks the framing ends a connection too.
             self.close()
             raise PathDown(f"the connection broke: {error}", sent=True) from None
@@ -158,7 +166,7 @@ class BlockingLane:
 
     # -- driving -------------------------------------------------------------------------------------------------
 
-    def _drive(self, made: Exchange, deadline: Deadline) -> None:
+    def _drive(self, made: Exchange, deadline: Deadline, meanwhile: Meanwhile = None) -> None:
         wire, reader = self.wire, self.wire.reader
         self.was_silent = True
         self._set_timeouts(deadline)
@@ -170,6 +178,9 @@ class BlockingLane:
                     if made.source is not None and not made.done:
                         self._look_for_answers()
                     continue
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             view = reader.wanted()
             size = self._receive(view, deadline, whole=reader.payload_left > 0)
             if size == 0:

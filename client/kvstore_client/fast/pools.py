@@ -14,7 +14,7 @@ from kvstore_client.errors import ClientClosed, PathDown
 from kvstore_client.fast.aio import AsyncLane
 from kvstore_client.fast.dial import Dialed, dial, orphaned
 from kvstore_client.fast.lane import BlockingLane
-from kvstore_client.fast.wire import MakePieces, Taker
+from kvstore_client.fast.wire import MakePieces, Meanwhile, Taker
 from kvstore_client.paths import Path, Paths
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.frames import Verb
@@ -34,13 +34,20 @@ class BlockingLanes:
         self._closed = self._retired = False
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+        self,
+        verb: int,
+        message: bytes,
+        *,
+        taker: Taker,
+        deadline: Deadline,
+        source: MakePieces | None = None,
+        meanwhile: Meanwhile = None,
     ) -> None:
         """Never suspends: it blocks."""
         lane = self._idle_lane(verb)
         if lane is not None:
             try:
-                lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+                lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
                 self._paths.worked(self.path)
                 return
             except PathDown as error:
@@ -52,7 +59,7 @@ class BlockingLanes:
         # A connection that was closed while it lay idle says nothing about the shard: a new one does.
         lane = self._new_lane(deadline)
         try:
-            lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+            lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
         except PathDown as error:
             self._paths.failed(self.path, error)
             raise
@@ -135,13 +142,20 @@ class AsyncLanes:
         self._closed = False
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+        self,
+        verb: int,
+        message: bytes,
+        *,
+        taker: Taker,
+        deadline: Deadline,
+        source: MakePieces | None = None,
+        meanwhile: Meanwhile = None,
     ) -> None:
         lane = self._lane
         try:
             if lane is None or lane.broken:
                 lane = await self._opened(deadline)
-            await lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
+            await lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
         except PathDown as error:
             if self._closed:
                 raise ClientClosed("the client was closed under the call", field="client") from None

@@ -36,6 +36,7 @@ class Pieces(Protocol):
     def __next__(self) -> Piece: ...
 
 
+Meanwhile: TypeAlias = "Callable[[], None] | None"
 MakePieces: TypeAlias = "Callable[[int], Pieces]"  # Of the largest payload of one frame.
 
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from kvstore_client.buffers import Slices
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
-from kvstore_client.fast.wire import MakePieces, Messages, OneMessage, Piece, Taker
+from kvstore_client.fast.wire import MakePieces, Meanwhile, Messages, OneMessage, Piece, Taker
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.transports.base import Receiver
@@ -31,9 +31,17 @@ class Lanes(Protocol):
     """Connections of one kind to one shard."""
 
     async def exchange(
-        self, verb: int, message: bytes, *, taker: Taker, deadline: Deadline, source: MakePieces | None = None
+        self,
+        verb: int,
+        message: bytes,
+        *,
+        taker: Taker,
+        deadline: Deadline,
+        source: MakePieces | None = None,
+        meanwhile: Meanwhile = None,
     ) -> None:
-        """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
+        """Makes one request and takes its answer; does `meanwhile` while the shard is at work. Raises KvStoreError;
+        PathDown where the connection is to blame."""
 
     def failed(self, error: KvStoreError) -> None:
         """Notes that this way to the shard does not work."""

@@ -25,7 +25,7 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.dial import dial
 from kvstore_client.fast.lane import BlockingLane
-from kvstore_client.fast.wire import OneMessage, Piece
+from kvstore_client.fast.wire import Meanwhile, OneMessage, Piece
 from kvstore_client.grants import Grants
 from kvstore_client.mapping import ArenaMapping
 from kvstore_client.options import Verify
@@ -54,6 +54,8 @@ from kvstore_wire.v1 import types_pb2 as types
 INLINE_BYTES = 256 << 10
 # Copied on the caller's own thread even in an event loop: less than what a hop to another thread costs.
 AT_ONCE_BYTES = 1 << 20
+# Checked while the shard ends the lease: what is small lies in the cache still.
+CHECK_LATER_BYTES = 4 << 20
 # How much longer than its deadline a call may take whose bytes the shard moves, until it is known that it has stopped.
 RETIRE_MS = 200
 
@@ -225,7 +227,7 @@ class ShmTransport(FramedTransport):
             return
         lengths, checksums = grants.lengths.tolist(), grants.checksums.tolist()
         receiver.begin(store.GetHeader(lengths=lengths, checksums=checksums))
-        await self._copy_out(mapping, grants, receiver)
+        await self._copy_out(mapping, grants, receiver, self._verify)
         receiver.finish()
 
     def skips_what_is_stored(self, parts: Sequence[Slices]) -> bool:
@@ -268,20 +270,38 @@ class ShmTransport(FramedTransport):
         self, request: store.GetRequest, receiver: Receiver, mapping: ArenaMapping, deadline: Deadline
     ) -> None:
         told = await self._leased(request, deadline)
+        check: Meanwhile = None
         try:
             header = store.GetHeader(states=told.states, lengths=told.lengths, checksums=told.checksums)
             receiver.begin(header)
             if told.offsets:
-                await self._copy_out(mapping, Grants.of(told.offsets, told.lengths, told.checksums), receiver)
+                check = await self._copied(mapping, told, receiver)
             else:
                 receiver.moved(())
-            receiver.finish()
         except BaseException:
             if told.lease is not None:
                 self._aside.background(self._released(request.session, told.lease, Deadline.after(1000)))
             raise
-        if told.lease is not None and not await self._released(request.session, told.lease, deadline):
+        if told.lease is not None and not await self._released(request.session, told.lease, deadline, check):
             raise LeaseExpired("the lease ended under the read")
+        receiver.finish()
+
+    async def _copied(self, mapping: ArenaMapping, told: _Told, receiver: Receiver) -> Meanwhile:
+        """Copies what is leased; what is left to do is returned: a small read is checked while its lease is ended."""
+        grants = Grants.of(told.offsets, told.lengths, told.checksums)
+        if self._verify is Verify.OFF or sum(told.lengths) > CHECK_LATER_BYTES:
+            await self._copy_out(mapping, grants, receiver, self._verify)
+            return None
+        await self._copy_out(mapping, grants, receiver, Verify.OFF)
+        targets = receiver.targets
+
+        def check() -> None:
+            landed = [_first(t, n) for t, n in zip(targets, told.lengths, strict=True) if t is not None]
+            known = [i for i, target in enumerate(targets) if target is not None]
+            sums = self._memory.copier.hash_alone(landed)
+            receiver.moved([i for i, ours in zip(known, sums, strict=True) if ours != told.checksums[i]])
+
+        return check
 
     async def _leased(self, request: store.GetRequest, deadline: Deadline) -> _Told:
         acquire = store.AcquireRequest(
@@ -299,9 +319,13 @@ class ShmTransport(FramedTransport):
             told.take(answer)
         return told
 
-    async def _released(self, session: bytes, lease: types.Lease, deadline: Deadline) -> bool:
-        request = store.ReleaseRequest(session=session, leases=[lease])
-        answer: store.ReleaseResponse = await self.unary("Release", request, deadline)
+    async def _released(
+        self, session: bytes, lease: types.Lease, deadline: Deadline, meanwhile: Meanwhile = None
+    ) -> bool:
+        taker, request = OneMessage(), store.ReleaseRequest(session=session, leases=[lease])
+        raw = request.SerializeToString()
+        await self.lanes.exchange(Verb.RELEASE, raw, taker=taker, deadline=deadline, meanwhile=meanwhile)
+        answer: store.ReleaseResponse = _parsed(store.ReleaseResponse(), taker.raw)
         return len(answer.valid) == 1 and bool(answer.valid[0])
 
     async def _get_by_copy(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
@@ -359,7 +383,7 @@ class ShmTransport(FramedTransport):
         sums = self._memory.copier.hash_parts(landed)
         return [i for i, (ours, told) in enumerate(zip(sums, header.checksums, strict=True)) if ours != told]
 
-    async def _copy_out(self, mapping: ArenaMapping, grants: Grants, receiver: Receiver) -> None:
+    async def _copy_out(self, mapping: ArenaMapping, grants: Grants, receiver: Receiver, verify: Verify) -> None:
         def copy() -> list[int]:
             return self._memory.copier.copy_out(
                 mapping.array,
@@ -367,7 +391,7 @@ class ShmTransport(FramedTransport):
                 lengths=grants.lengths,
                 checksums=grants.checksums,
                 targets=receiver.targets,
-                verify=self._verify,
+                verify=verify,
             )
 
         small = int(grants.lengths.sum()) <= AT_ONCE_BYTES
@@ -431,6 +455,15 @@ class _Trailer:
         checksums = self._copier.hash_alone(self._outgoing.parts)  # The shard copies with more threads meanwhile.
         trailer = store.PutTrailer(checksums=checksums)
         return [], 0, store.PutRequest(trailer=trailer).SerializeToString(), True
+
+
+def _first(slices: Slices, size_bytes: int) -> Slices:
+    """Returns the first bytes of a part's slices."""
+    out: Slices = []
+    for view in slices:
+        out.append(view[:size_bytes])
+        size_bytes -= len(out[-1])
+    return out
 
 
 def _parsed(message: Message, raw: bytes) -> Any:
