@@ -25,6 +25,9 @@ GUARD_BYTES = 64  # Around each buffer.
 GUARD = 0xEE
 START_S = CALL_S = 30.0
 
+# More than a shard waits for the stream of a session that its client attached and did not live to open.
+PATIENCE_S = 20.0
+
 
 class Shard:
     """A server in an event loop of its own. `local` may be looked at through `ask` only."""
@@ -49,7 +52,7 @@ class Shard:
 
         return self.run(answer())
 
-    def until(self, holds: Callable[[LocalServer], bool], otherwise: str, *, within_s: float = 10.0) -> None:
+    def until(self, holds: Callable[[LocalServer], bool], otherwise: str, *, within_s: float = PATIENCE_S) -> None:
         until(lambda: self.ask(holds), otherwise, within_s=within_s)
 
     def cut(self) -> int:
@@ -105,10 +108,6 @@ def sharded(flags: Mapping[str, str] | None = None) -> Iterator[Shard]:
         shard.check_nothing_is_left()
     finally:
         shard.close()
-
-
-# More than a shard waits for the stream of a session that its client attached and did not live to open.
-PATIENCE_S = 20.0
 
 
 def until(holds: Callable[[], bool], otherwise: str, *, within_s: float = PATIENCE_S) -> None:
