@@ -31,8 +31,9 @@ from kvstore.service.regions import Copies, Region
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.errors import Draining, InvalidArgument
 
-PIECE_BYTES = 4 << 20  # Half a millisecond's work: what a small call waits for, and what a cancelled one still does.
-SHARED_PIECE_BYTES = 1 << 20  # Not cut smaller for the sake of more threads: waking one costs as much.
+# A tenth of a millisecond's work: what a small call waits for, what a cancelled one still does, and by how much one
+# thread can be done before the others.
+PIECE_BYTES = 1 << 20
 PIECE_SLICES = 1024  # The kernel's limit on buffers of one system call.
 SMALL_BYTES, SMALL_SLICES = 64 << 10, 16  # Less work than to wake a thread and be woken by it, 60 us.
 
@@ -93,7 +94,6 @@ class _Call:
     view: memoryview
     move: Move
     field: str
-    piece_bytes: int
     is_writing: bool
     on_end: Callable[[], None]
     rows: _Rows | None = None  # None until a thread has made them.
@@ -111,14 +111,14 @@ class _Call:
         if self.rows is None:
             return None
         first, ends = self.next_row, self.rows.ends
-        most = (int(ends[first - 1]) if first else 0) + self.piece_bytes
+        most = (int(ends[first - 1]) if first else 0) + PIECE_BYTES
         self.next_row = min(first + PIECE_SLICES, int(np.searchsorted(ends, most, "right")))
         return first, self.next_row
 
     def work(self, piece: tuple[int, int] | None) -> _Rows | None:
         """Moves the bytes of a piece; returns the rows where they are to be made. Raises InvalidArgument."""
         if piece is None or self.rows is None:
-            return _Rows.of(self.copies, self.piece_bytes)
+            return _Rows.of(self.copies, PIECE_BYTES)
         rows, (first, last) = self.rows, piece
         arena, lengths = rows.arena[first:last].tolist(), rows.lengths[first:last].tolist()
         runs = [0, *(np.flatnonzero(rows.starts[first + 1 : last]) + 1).tolist(), last - first]
@@ -244,14 +244,12 @@ class RegionCopier:
         self._check(region, copies)
         is_writing, loop = move is _write, asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        share = PIECE_BYTES if is_writing else -(-copies.size_bytes // len(self._threads))
         call = _Call(
             copies,
             region,
             self._memory.view,
             move,
             field=field,
-            piece_bytes=min(PIECE_BYTES, max(SHARED_PIECE_BYTES, share)),
             is_writing=is_writing,
             on_end=lambda: _tell(loop, ended),
         )
