@@ -77,8 +77,8 @@ class Player(ABC):
         """Reads parts. Raises if one is missing."""
 
     def match(self, first: int, last: int) -> None:
-        """Asks which parts are stored."""
-        raise NotImplementedError(f"{type(self).__name__} has nothing to look up")
+        """Asks which parts are stored. Raises ValueError where there is nobody to ask."""
+        raise ValueError(f"{type(self).__name__} has nothing to look up")
 
     def clean(self, first: int, last: int) -> None:
         """Makes room for puts of the same parts; nothing where a put overwrites."""

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,13 +122,14 @@ def until(holds: Callable[[], bool], otherwise: str, *, within_s: float = PATIEN
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
-class Driver:
+class Driver(ABC):
     """A client of any kind, for tests that block. `run` makes one call on a namespace of its own kind."""
 
     client: Client | AsyncClient
 
+    @abstractmethod
     def run(self, spec: NamespaceSpec, call: Callable[[Any], Any]) -> Any:
-        raise NotImplementedError
+        """Makes one call and returns its answer."""
 
     def put(self, spec: NamespaceSpec, blocks: Sequence[bytes], values: Sequence[Any]) -> PutResult:
         found: PutResult = self.run(spec, lambda ns: ns.put(blocks, values))
@@ -139,8 +141,9 @@ class Driver:
         found: GetResult = self.run(spec, lambda ns: ns.get(blocks, into=into, **more))
         return found
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Ends the client."""
 
 
 class Blocking(Driver):

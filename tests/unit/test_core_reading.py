@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.core.leases import ReadLease
 from kvstore.core.namespaces import NamespaceRules
-from kvstore.core.reading import Acquisition
+from kvstore.core.reading import AcquireRequest, Acquisition
 from kvstore.core.store import LeasesEnded, Wake
 from kvstore_wire.errors import TableFull, UnknownNamespace, UnknownSession
 from kvstore_wire.states import BlockState, Coverage, PartState
@@ -323,3 +323,36 @@ class TestTwoNamespaces:
             stranger.session.namespace(1)
         with pytest.raises(UnknownNamespace):
             client.session.namespace(2)
+
+
+@pytest.mark.parametrize("coverage", [Coverage.PREFIX, Coverage.EACH])
+@pytest.mark.parametrize("asked", [keys(0, 4), keys(2, 12), [key(9), key(1), key(1), key(99)], [key(99)], []])
+@pytest.mark.parametrize("slots", [1000, 3], ids=["room", "busy"])
+def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: list[bytes], slots: int) -> None:
+    """The same answer, counters, account and order of eviction, and nothing is held afterwards."""
+    told = []
+    for glances in (True, False):
+        shard = Shard(leased_share=min(1.0, slots * 4096 / (16 * PAGE_BYTES)))
+        client = shard.client()
+        space = client.attach(kv_spec("n"))
+        for stored in keys(0, 6):
+            client.put(space, [stored])
+        shard.store.delete(space, [key(4)])
+        client.reserve(space, [key(7)])
+        reader = shard.store.reader
+        request = AcquireRequest(keys=asked, lease_s=10.0, coverage=coverage)
+        if glances:
+            step = reader.glance(space, request, shard.now)
+        else:
+            acquisition = reader.begin(client.session, space, request)
+            step = reader.finish(acquisition, shard.now)
+            if acquisition.lease is not None:
+                shard.store.end_lease(client.session, acquisition.lease, shard.now)
+        shard.store.check()
+        (policy,) = space.cohorts.values()
+        order = [shard.store.records.blocks.key[block] for block in policy.peek(16).tolist()]
+        told.append(
+            (step.states, shard.store.part_views(step.parts), space.counters.values(), shard.store.gauges(), order)
+        )
+    assert told[0] == told[1]
+    assert slots > 3 or len(asked) != 4 or key(0) not in asked or BUSY in told[0][0], "the share was to be used up"
