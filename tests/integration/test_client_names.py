@@ -38,9 +38,9 @@ class NameServer:
         while True:
             try:
                 query, peer = self._socket.recvfrom(512)
+                self._socket.sendto(self._answer(query), peer)
             except OSError:
                 return
-            self._socket.sendto(self._answer(query), peer)
 
     def _answer(self, query: bytes) -> bytes:
         end = query.index(b"\0", 12) + 5  # Header, name, type and class of the one question.

@@ -142,7 +142,10 @@ async def test_slow_readers_cost_a_bounded_window_and_no_stored_block() -> None:
         assert await caller.gauge("leased_bytes") == 32 * MIB
         await until_gauge(caller, "leased_bytes", 0)
         ends = await asyncio.gather(*(end_of(call) for call in calls))
-        assert {type(end) for end in ends} == {LeaseExpired}, "each is told to drop what came"
+        # gRPC in the reader's process may have taken all of a stream ahead of its reader, then nothing is to be dropped.
+        assert {type(end) for end in ends} <= {LeaseExpired, int}, "each is told to drop what came"
+        assert LeaseExpired in {type(end) for end in ends}
+        assert all(end >= 256 * MIB for end in ends if isinstance(end, int)), "a stream cut short ended well"
         assert (await caller.get(keys(0, 4))).parts == [value(i, MIB) for i in range(4)]
         assert await caller.match(keys(0, 32)) == [HOT] * 32
         await caller.close()
@@ -315,13 +318,14 @@ def grpc_of(caller: Caller) -> GrpcDoor:
 
 
 async def end_of(call: Any) -> object:
-    """Reads a stream to its end; the error it ended with, None if with none."""
+    """Reads a stream to its end; the error it ended with, the bytes of payload that came if with none."""
+    came = 0
     try:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        while (message := await call.read()) is not grpc.aio.EOF:
+            came += len(message.data)
     except grpc.aio.AioRpcError as error:
         return error_of(error)
-    return None
+    return came
 
 
 async def until_gauge(caller: Caller, name: str, wanted: int) -> None:
