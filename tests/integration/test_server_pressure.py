@@ -121,7 +121,7 @@ async def test_many_writers_on_a_small_arena_all_get_through() -> None:
 
 async def test_slow_readers_cost_a_bounded_window_and_no_stored_block() -> None:
     """32 readers ask for 256 MiB each, 8 GiB in all, and do not read."""
-    flags = {"hot.capacity": "64MiB", "server.send_budget": "64MiB", "lease.default": "2s"}
+    flags = {"hot.capacity": "64MiB", "server.send_budget": "64MiB", "lease.default": "4s"}
     with serving(flags) as process:
         door = GrpcDoor(process.target, process.admin_target)
         caller = await Caller.open(door, kv_spec("a", part_bytes=MIB))
