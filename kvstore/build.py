@@ -60,6 +60,7 @@ def channel_settings(config: Config) -> ChannelSettings:
         frame_bytes=config.bulk.frame,
         credit_bytes=config.bulk.credit,
         stall_s=config.bulk.stall_timeout,
+        busy_poll_s=config.bulk.busy_poll_us / 1e6,
         may_connect=lambda uid: config.shm.allow_uids.admits(uid, own_uid=own),
         may_map=lambda uid: config.shm.map_uids.admits(uid, own_uid=own),
     )

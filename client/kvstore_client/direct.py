@@ -24,6 +24,7 @@ from kvstore_client.paths import Path, no_way
 from kvstore_client.session import Binding, SessionKeeper
 from kvstore_client.stats import Counters, ThreadCounters
 from kvstore_client.transports.base import Transport
+from kvstore_client.transports.framed import FramedTransport
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.namespace import NamespaceSpec
 
@@ -84,6 +85,11 @@ class DirectCore(ClientCore):
         with self._making:
             return self.framed(path, binding.limits)
 
+    def made_transport(self, binding: Binding) -> FramedTransport | None:
+        """Returns the transport of the way that works best, None if there is none or it was not used yet."""
+        path = self.paths.best(binding)
+        return None if path is None else self._transports.get(path)
+
     async def unary(self, binding: Binding, name: str, request: Message, deadline: Deadline) -> Any:
         """As in any core; where no way of the fast channel works, by the event loop's."""
         try:
@@ -126,7 +132,7 @@ class DirectCore(ClientCore):
         self._close_lanes()
 
     def _new_lanes(self, path: Path) -> BlockingLanes:
-        return BlockingLanes(path, self.paths)
+        return BlockingLanes(path, self.paths, self.options.busy_poll_us / 1e6)
 
     async def _enter(self, deadline: Deadline) -> None:
         if not self._slots.acquire(blocking=False) and not self._slots.acquire(timeout=deadline.remaining_s()):

@@ -36,6 +36,7 @@ class ClientOptions:
     `connect_backoff_min_ms`, `connect_backoff_max_ms`: pause between attempts to connect.
     `gives_hints`: promises the shard that calls carry hints, so that silence means no return is expected.
     `tls`: how connections over TCP are encrypted; None = not at all. Unix sockets stay plain.
+    `busy_poll_us`: microseconds that a blocking call looks for its answer before it sleeps; 0 = it sleeps at once.
     `transports`: ways to move bytes that may be used, the preferred first: "shm", "bulk" and "grpc".
     """
 
@@ -52,6 +53,7 @@ class ClientOptions:
     gives_hints: bool = False
     tls: TlsOptions | None = None
     transports: tuple[str, ...] = TRANSPORTS
+    busy_poll_us: int = 300
 
     def __post_init__(self) -> None:
         checked_target(self.target)
@@ -62,6 +64,7 @@ class ClientOptions:
         _check_number("connect_backoff_min_ms", self.connect_backoff_min_ms, low=100, high=60_000)
         lowest_ms = self.connect_backoff_min_ms
         _check_number("connect_backoff_max_ms", self.connect_backoff_max_ms, low=lowest_ms, high=60_000)
+        _check_number("busy_poll_us", self.busy_poll_us, low=0, high=10_000)
         _check_number("keepalive_ms", self.keepalive_ms, low=MIN_KEEPALIVE_MS, high=MAX_DEADLINE_MS)
         if not isinstance(self.verify, Verify):
             raise InvalidArgument(f"{self.verify!r} is not a Verify", field="verify", limit="VERIFY_ON, VERIFY_OFF")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64
 
 from kvstore_client.buffers import Entry
 from kvstore_client.deadline import Deadline
@@ -21,7 +21,6 @@ from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
 from kvstore_client.results import GetResult, leading
-from kvstore_client.transports.framed import FramedTransport
 from kvstore_wire.errors import DeadlineExceeded
 from kvstore_wire.frames import Verb
 from kvstore_wire.limits import MAX_KEY_BYTES, MIN_KEY_BYTES
@@ -31,7 +30,6 @@ from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 
 MOST_BLOCKS = 16
-MOST_BYTES = 256 << 10  # Through the socket even on the shard's own host.
 
 
 def quick_get(
@@ -42,9 +40,10 @@ def quick_get(
     binding = core.keeper.ready(spec)
     if views is None or binding is None or core.closed:
         return None
-    path = core.paths.best(binding)
-    transport = None if path is None else core.transport(binding)
-    lanes = transport.lanes if isinstance(transport, FramedTransport) else None
+    transport, size = core.made_transport(binding), len(views) * spec.part_bytes
+    if transport is None or size > transport.quick_bytes:
+        return None
+    lanes = transport.lanes
     if not isinstance(lanes, BlockingLanes) or not core.try_enter():
         return None
     request = store.GetRequest(
@@ -53,7 +52,7 @@ def quick_get(
         chain=types.Chain(keys=keys),  # type: ignore[arg-type]
         coverage=int(coverage),  # type: ignore[arg-type]
     )
-    lane = lanes.borrow()
+    lane = lanes.borrow(size)
     states: bytes | None = None
     try:
         if lane is not None:
@@ -87,27 +86,30 @@ def _read(lane: BlockingLane, request: bytes, views: list[memoryview], deadline:
         hits = views if states.count(BlockState.HOT) == len(views) else _hits(states, views)
         if len(hits) * len(views[0]) != len(answer.payload) + answer.left:
             return None
-        _land(lane, answer, hits, deadline)
+        sums = _land(lane, answer, hits, deadline)
         done = True
     finally:
         if not done:
             lane.close()
-    for view, told in zip(hits, header.checksums, strict=True):
-        if xxh3_64_intdigest(view) != told:
-            return None
-    return states
+    return states if sums == list(header.checksums) else None
 
 
-def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: Deadline) -> None:
-    """Puts the payload where it belongs: first what came with the message, then what is still to come."""
-    came, at = answer.payload, 0
+def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: Deadline) -> list[int]:
+    """Puts the payload where it belongs - first what came with the message, then what is still to come - and returns
+    the checksum of each part, of what landed."""
+    came, at, sums = answer.payload, 0, []
     for view in hits:
-        here = min(len(view), len(came) - at)
+        digest, here = xxh3_64(), min(len(view), len(came) - at)
         if here:
             view[:here] = came[at : at + here]
             at += here
+            digest.update(view[:here])
         if here < len(view):
-            lane.take(view[here:], deadline)
+            lane.take(view[here:], deadline, digest.update)
+        sums.append(digest.intdigest())
+    if lane.wire.has_pending:
+        lane.settle(deadline)
+    return sums
 
 
 def _header(message: memoryview, block_count: int, size: int) -> store.GetHeader | None:
@@ -139,7 +141,7 @@ def _plain(core: DirectCore, spec: NamespaceSpec, keys: Keys, into: Sequence[Ent
     if not isinstance(keys, list) or not isinstance(into, list) or not 0 < len(keys) <= MOST_BLOCKS:
         return None
     size = spec.part_bytes
-    if len(into) != len(keys) or size * len(keys) > MOST_BYTES or not size:
+    if len(into) != len(keys) or not size:
         return None
     first = len(keys[0]) if isinstance(keys[0], bytes) else 0
     if not MIN_KEY_BYTES <= first <= MAX_KEY_BYTES:

@@ -274,13 +274,21 @@ class BulkConfig:
     )
     credit: int = field(
         metadata=_option(
-            Size(low=1 * MIB, high=4 * GIB),
+            Size(low=2 * MIB, high=4 * GIB),
             default="64MiB",
             doc="payload bytes that a client may send to a connection before it is granted more",
         )
     )
     frame: int = field(
-        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="1MiB", doc="largest payload of one frame")
+        metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="2MiB", doc="largest payload of one frame")
+    )
+    busy_poll_us: int = field(
+        metadata=_option(
+            Count(low=0, high=10_000),
+            default="300",
+            doc="microseconds that the server looks for the next request before it sleeps, while they come as fast as "
+            "that; 0 is not at all",
+        )
     )
     stall_timeout: float = field(
         metadata=_option(

@@ -227,6 +227,11 @@ class RegionCopier:
             await self._failpoints.hit("region.drain")
             await self._copy(region, copies, move=_write, field="into")
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._queue.calls)
+
     def close(self) -> None:
         """Ends the calls under way at their next piece and waits for the threads."""
         with self._lock:

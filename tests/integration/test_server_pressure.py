@@ -142,7 +142,7 @@ async def test_slow_readers_cost_a_bounded_window_and_no_stored_block() -> None:
         assert await caller.gauge("leased_bytes") == 32 * MIB
         await until_gauge(caller, "leased_bytes", 0)
         ends = await asyncio.gather(*(end_of(call) for call in calls))
-        # gRPC in the reader's process may have taken all of a stream ahead of its reader, then nothing is to be dropped.
+        # gRPC in the reader's process may have taken all of a stream ahead of it: then there is nothing to drop.
         assert {type(end) for end in ends} <= {LeaseExpired, int}, "each is told to drop what came"
         assert LeaseExpired in {type(end) for end in ends}
         assert all(end >= 256 * MIB for end in ends if isinstance(end, int)), "a stream cut short ended well"

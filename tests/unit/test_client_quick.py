@@ -18,7 +18,7 @@ from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.fast.wire import Wire
-from kvstore_client.quick import MOST_BLOCKS, MOST_BYTES, quick_get
+from kvstore_client.quick import MOST_BLOCKS, quick_get
 from kvstore_client.stats import Counters
 from kvstore_client.transports.framed import FramedTransport
 from kvstore_wire.errors import DeadlineExceeded, UnknownSession
@@ -34,6 +34,7 @@ SPEC = kv_spec("quick", part_bytes=SIZE)
 HOT, MISS, BEYOND, BUSY = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND, BlockState.BUSY
 VALUES = [bytes((i + 1,)) * SIZE for i in range(3)]
 
+MOST_BYTES = FramedTransport.quick_bytes
 FIRST = 1  # The number of a lane's first request.
 
 
@@ -41,14 +42,14 @@ class Lanes(BlockingLanes):
     """Connections that give one answer: these bytes, and silence or the end of the connection after them."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Any, None), cast(Any, _Worked()))
+        super().__init__(cast(Any, None), cast(Any, _Worked()), busy_poll_s=0.0)
         self.answer = right()
         self.ends = False
         self.requests: list[store.GetRequest] = []
         self.given_back: list[BlockingLane] = []
         self._peers: list[socket.socket] = []
 
-    def borrow(self) -> BlockingLane:
+    def borrow(self, size_bytes: int) -> BlockingLane:
         own, peer = socket.socketpair()
         wire = Wire()
         wire.frame_bytes = 1 << 20
@@ -83,13 +84,6 @@ class _Binding:
     namespace: int = 1
 
 
-class _Paths:
-    path: object | None = object()
-
-    def best(self, binding: object) -> object | None:
-        return self.path
-
-
 @dataclass
 class Core:
     """What `quick_get` needs of a core."""
@@ -98,12 +92,12 @@ class Core:
     options: ClientOptions = field(default_factory=lambda: ClientOptions("h:1"))
     stats: Counters = field(default_factory=Counters)
     keeper: _Keeper = field(default_factory=lambda: _Keeper(_Binding()))
-    paths: _Paths = field(default_factory=_Paths)
+    path: object | None = field(default_factory=object)
     closed: bool = False
     slots: int = 1
 
-    def transport(self, binding: object) -> FramedTransport:
-        return FramedTransport("bulk", self.lanes, cast(Any, None))
+    def made_transport(self, binding: object) -> FramedTransport | None:
+        return None if self.path is None else FramedTransport("bulk", self.lanes, cast(Any, None))
 
     def try_enter(self) -> bool:
         self.slots -= 1
@@ -205,9 +199,9 @@ def test_where_nothing_is_ready_the_long_way_is_gone(core: Core) -> None:
     core.keeper.binding = None
     assert get(core, keys(0, 3), rooms()) is None
     core.keeper.binding = _Binding()
-    core.paths.path = None
+    core.path = None
     assert get(core, keys(0, 3), rooms()) is None
-    core.paths.path, core.closed = object(), True
+    core.path, core.closed = object(), True
     assert get(core, keys(0, 3), rooms()) is None
     core.closed, core.slots = False, 0
     assert get(core, keys(0, 3), rooms()) is None

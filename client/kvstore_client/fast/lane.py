@@ -8,11 +8,14 @@ import select
 import socket
 import ssl
 import struct
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
+from kvstore_client.fast.busy import BusyPoll
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import Exchange, MakePieces, Meanwhile, Taker
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
@@ -35,12 +38,16 @@ class Plain(NamedTuple):
 
 
 class BlockingLane:
-    """Owns one connection. Not thread-safe: a lane belongs to the call that took it."""
+    """Owns one connection. Not thread-safe: a lane belongs to the call that took it.
 
-    def __init__(self, dialed: Dialed) -> None:
+    `busy_poll_s`: how long it looks for an answer before it sleeps until it comes.
+    """
+
+    def __init__(self, dialed: Dialed, busy_poll_s: float = 0.0) -> None:
         self._sock, self.wire = dialed.sock, dialed.wire
         self._pid = os.getpid()
         self._is_tls = isinstance(self._sock, ssl.SSLSocket)
+        self._poll = BusyPoll(0.0 if self._is_tls else busy_poll_s)
         self._timeout_s = 0.0
         self.broken = False
         self.was_silent = True  # The last call got not a byte of an answer.
@@ -82,8 +89,9 @@ class BlockingLane:
         except BaseException:
             self.close()
             raise
+        if self.wire.has_pending:
+            self.settle(deadline)
         if made.error is not None:
-            self._settle(deadline)
             raise made.error
 
     def ask(self, verb: int, message: bytes, deadline: Deadline) -> Plain | None:
@@ -97,7 +105,7 @@ class BlockingLane:
         if self._sock.send(sent + message) < len(sent) + len(message):
             return None
         view = wire.reader.wanted()
-        came = self._receive(view, deadline, whole=False)
+        came = self._receive_first(view, deadline)
         if came < HEADER_BYTES:
             return None
         magic, version, about, flags, _, answers, _, size, payload = HEADER.unpack_from(view)
@@ -110,15 +118,17 @@ class BlockingLane:
         wire.took(payload)
         return Plain(view[HEADER_BYTES:start], view[start:came], left)
 
-    def take(self, into: memoryview, deadline: Deadline) -> None:
-        """Fills a buffer with payload of an answer. Raises OSError, DeadlineExceeded."""
-        at = 0
-        while at < len(into):
-            size = self._receive(into[at:], deadline, whole=True)
+    def take(self, into: memoryview, deadline: Deadline, landed: Callable[[memoryview], object]) -> None:
+        """Fills a buffer with payload of an answer; `landed` gets each piece. Raises OSError, DeadlineExceeded."""
+        while len(into):
+            size = self._poll.receive(self._sock, into) if self._poll.is_on else -1
+            if size < 0:
+                size = self._receive(into, deadline, whole=True)
             if not size:
                 raise ConnectionResetError("the shard closed it")
-            at += size
-            if at < len(into):  # However little comes at a time, it must end in time.
+            landed(into[:size])
+            into = into[size:]
+            if len(into):  # However little comes at a time, it must end in time.
                 self._set_timeouts(deadline)
 
     @property
@@ -182,7 +192,10 @@ class BlockingLane:
                 meanwhile()
                 meanwhile = None
             view = reader.wanted()
-            size = self._receive(view, deadline, whole=reader.payload_left > 0)
+            if self.was_silent and made.source is None:
+                size = self._receive_first(view, deadline)
+            else:
+                size = self._receive(view, deadline, whole=reader.payload_left > 0)
             if size == 0:
                 raise ConnectionResetError("the shard closed it")
             self.was_silent = False
@@ -200,6 +213,17 @@ class BlockingLane:
                 return self._sock.sendmsg(buffers[:_MOST_BUFFERS])
             except _TRY_LATER:
                 self._set_timeouts(deadline)
+
+    def _receive_first(self, view: memoryview, deadline: Deadline) -> int:
+        """Receives the beginning of an answer, which may be there in a moment."""
+        if self._poll.is_on:
+            size = self._poll.receive(self._sock, view)
+            if size >= 0:
+                return size
+        began = time.perf_counter()
+        size = self._receive(view, deadline, whole=False)
+        self._poll.slept(time.perf_counter() - began)
+        return size
 
     def _receive(self, view: memoryview, deadline: Deadline, *, whole: bool) -> int:
         if whole and len(view) >= _LONG_BYTES:  # Many of these in one call: it must end in time all the same.
@@ -227,8 +251,8 @@ class BlockingLane:
             raise ConnectionResetError("the shard closed it")
         self.wire.reader.landed(size)
 
-    def _settle(self, deadline: Deadline) -> None:
-        """Sends what an exchange that failed left to say; a lane that is not clean then is not used again."""
+    def settle(self, deadline: Deadline) -> None:
+        """Sends what an exchange left to say, that it was given up or a grant; a lane not clean then is closed."""
         try:
             while buffers := self.wire.pending():
                 self.wire.sent(self._send(buffers, deadline))

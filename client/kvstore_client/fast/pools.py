@@ -28,8 +28,8 @@ _REPEATABLE = frozenset((Verb.MATCH, Verb.GET, Verb.RENEW, Verb.DELETE, Verb.OVE
 class BlockingLanes:
     """Thread-safe. Owns the lanes that no call uses."""
 
-    def __init__(self, path: Path, paths: Paths) -> None:
-        self.path, self._paths = path, paths
+    def __init__(self, path: Path, paths: Paths, busy_poll_s: float) -> None:
+        self.path, self._paths, self._busy_poll_s = path, paths, busy_poll_s
         self._idle: deque[BlockingLane] = deque()
         self._closed = self._retired = False
 
@@ -67,16 +67,23 @@ class BlockingLanes:
             self._give_back(lane)
         self._paths.worked(self.path)
 
-    def borrow(self) -> BlockingLane | None:
-        """Returns a lane for `BlockingLane.ask`, None if there is none to hand. Give it back, whatever happens."""
+    def borrow(self, size_bytes: int) -> BlockingLane | None:
+        """Returns a lane for `BlockingLane.ask` with an answer of so much payload at most, None if none is to hand.
+
+        Give it back, whatever happens.
+        """
         while not self._closed:
             try:
                 lane = self._idle.pop()
             except IndexError:
                 return None
-            if lane.is_fit and lane.is_plain:
+            if not lane.is_fit:
+                lane.close()
+            elif lane.is_plain and size_bytes <= lane.wire.frame_bytes:
                 return lane
-            lane.close()
+            else:
+                self._give_back(lane)
+                return None
         return None
 
     def give_back(self, lane: BlockingLane) -> None:
@@ -118,7 +125,7 @@ class BlockingLanes:
 
     def _new_lane(self, deadline: Deadline) -> BlockingLane:
         try:
-            return BlockingLane(dial(self.path.endpoint, self.path.generation, deadline))
+            return BlockingLane(dial(self.path.endpoint, self.path.generation, deadline), self._busy_poll_s)
         except PathDown as error:
             self._paths.failed(self.path, error)
             raise

@@ -65,6 +65,8 @@ class Aside(Protocol):
 class FramedTransport:
     """All verbs over the frames of one kind of connection."""
 
+    quick_bytes = 4 << 20  # Up to here a read of one frame goes through the socket by the shortest way.
+
     def __init__(self, name: str, lanes: Lanes, aside: Aside) -> None:
         self.name, self.lanes, self._aside = name, lanes, aside
 

@@ -1,8 +1,8 @@
 """One socket of the fast channel: bytes in, bytes out, as the socket is ready for them.
 
 Sockets are read and written here, without a transport of the event loop in between: payload goes straight between the
-kernel and the arena, and descriptors can pass. Each turn of the loop moves at most a quantum a socket, and takes few
-requests of it, so that many connections share the loop fairly.
+kernel and the arena, and descriptors can pass. Each turn of the loop moves at most a quantum a socket (turns.py), and
+takes few requests of it, so that many connections share the loop fairly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from kvstore.service.framed.channel import ChannelVerbs, Peer, stray_descriptor
 from kvstore.service.framed.outbox import Outbox
 from kvstore.service.framed.requests import Requests
+from kvstore.service.framed.turns import Turns
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
@@ -27,9 +28,9 @@ from kvstore_wire.frames import END, FrameReader, Verb, head
 from kvstore_wire.v1 import channel_pb2 as channel
 
 _LOG = logging.getLogger("kvstore.framed")
-QUANTUM_BYTES = 1 << 20
 _TURN_FRAMES = 64  # Taken in one turn: a few milliseconds' work. One read more may bring what the scratch holds.
 _TURN_SENDS = 16  # System calls in one turn: payload of tiny pieces needs many.
+_TURN_TLS_SENDS = 256  # Each sends a record of at most 16 KiB.
 MOST_QUEUED_BYTES = 8 << 20  # Answers that a peer does not take: nothing more is read from it beyond this.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 _TRY_LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -48,14 +49,16 @@ class Connection:
         transfers: Transfers,
         frame_bytes: int,
         credit_bytes: int,
+        turns: Turns,
         closed: Callable[[Connection, KvStoreError | None], None],
     ) -> None:
-        self._sock, self._shell, self._closed = sock, shell, closed
+        self._sock, self._shell, self._turns, self._closed = sock, shell, turns, closed
         self._loop = asyncio.get_running_loop()
         self._fd = sock.fileno()
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._shaking = self._tls is not None
-        self._most_sends = _TURN_SENDS if self._tls is None else QUANTUM_BYTES  # TLS sends small records.
+        self._most_sends = _TURN_SENDS if self._tls is None else _TURN_TLS_SENDS
+        self._quantum_bytes = 0  # Of this turn.
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._outbox = Outbox(frame_bytes=frame_bytes)
         self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
@@ -109,6 +112,7 @@ class Connection:
     # -- in ------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        self._quantum_bytes = self._turns.begin(self, came=True)
         try:
             if self._shaking and not self._shake():
                 return
@@ -124,9 +128,10 @@ class Connection:
             self.close()
         else:
             self._flush()
+        self._turns.end()
 
     def _read(self) -> None:
-        reader, requests, left = self._reader, self._requests, QUANTUM_BYTES
+        reader, requests, left = self._reader, self._requests, self._quantum_bytes
         last_frame = requests.frame_count + _TURN_FRAMES
         while left > 0 and requests.frame_count < last_frame and not self._over:
             view = reader.wanted()
@@ -203,14 +208,20 @@ class Connection:
     def _woken(self) -> None:
         self._waking = False
         if not self._over:
-            self._flush()
+            self._take_turn()
 
     def _writable(self) -> None:
         if self._shaking:
             self._want_to_write(wanted=False)
             self._readable()
         else:
-            self._flush()
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Sends, without anything having come."""
+        self._quantum_bytes = self._turns.begin(self, came=False)
+        self._flush()
+        self._turns.end()
 
     def _flush(self) -> None:
         """Sends what can be sent, at most a quantum."""
@@ -218,7 +229,7 @@ class Connection:
             return
         sent = calls = 0
         try:
-            while sent < QUANTUM_BYTES and calls < self._most_sends:
+            while sent < self._quantum_bytes and calls < self._most_sends:
                 buffers = self._outbox.pending()
                 if self._outbox.broken:
                     self.close(LeaseExpired("a lease ended under the last frame of a Get", field="lease"))

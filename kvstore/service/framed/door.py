@@ -17,6 +17,7 @@ from pathlib import Path
 from kvstore.config import Address
 from kvstore.service.framed.channel import Peer
 from kvstore.service.framed.connection import Connection
+from kvstore.service.framed.turns import Turns
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
@@ -41,6 +42,7 @@ class ChannelSettings:
     frame_bytes: int
     credit_bytes: int
     stall_s: float
+    busy_poll_s: float
     may_connect: Callable[[int], bool]
     may_map: Callable[[int], bool]
 
@@ -64,6 +66,7 @@ class FramedDoor:
         self._paths: list[Path] = []
         self._connections: set[Connection] = set()
         self._sweeper: asyncio.Task[None] | None = None
+        self._turns: Turns | None = None
         self.opened_total = 0
         self.cut: Counter[str] = Counter()  # Connections that were cut, by the name of the error.
 
@@ -189,9 +192,20 @@ class FramedDoor:
                 transfers=self._transfers,
                 frame_bytes=self._settings.frame_bytes,
                 credit_bytes=self._settings.credit_bytes,
+                turns=self._shared_turns(),
                 closed=self._closed,
             )
         )
+
+    def _shared_turns(self) -> Turns:
+        if self._turns is None:
+            self._turns = Turns(
+                asyncio.get_running_loop(),
+                clock=self._shell.now,
+                busy_poll_s=self._settings.busy_poll_s,
+                others_work=lambda: self._shell.copier.is_busy,
+            )
+        return self._turns
 
     def _turn_away(self, sock: socket.socket, error: KvStoreError, *, is_plain: bool) -> None:
         self.cut[type(error).__name__] += 1

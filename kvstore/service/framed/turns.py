@@ -1,0 +1,70 @@
+"""How the connections of one event loop share it: who may move how much in a turn, and when the loop may sleep.
+
+Why a loop with nothing to do stays awake for a moment: after a sleep the next tenth of a millisecond of Python runs at
+half its speed, on a virtual machine more than elsewhere, since sleeping leaves the machine. A client that makes one
+small request after the other would pay for that with each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+ALONE_BYTES = 4 << 20  # Moved in one turn by a connection that none was served beside.
+SHARED_BYTES = 512 << 10  # By one of several: each may have to wait for that of each other.
+_BESIDE_S = 0.02  # Two connections served within this share the loop.
+_LEAST_POLL_S = 20e-6
+
+
+class Turns:
+    """Lives in one event loop. `busy_poll_s`: how long it may poll after a turn before it sleeps; 0 = never.
+
+    It polls while requests come as fast as that; each that comes later halves the time, so that a shard with little to
+    do sleeps at once. It does not poll while `others_work` says that threads of this process have work.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        clock: Callable[[], float],
+        busy_poll_s: float,
+        others_work: Callable[[], bool],
+    ) -> None:
+        self._loop, self._clock, self._others_work = loop, clock, others_work
+        # On an only CPU it would keep the peer from running.
+        self._most_poll_s = busy_poll_s if len(os.sched_getaffinity(0)) > 1 else 0.0
+        self._poll_s = self._until = 0.0
+        self._served_s = self._shared_until = 0.0
+        self._last: object = None
+        self._polling = False
+
+    def begin(self, connection: object, *, came: bool) -> int:
+        """Begins a turn; `came`: since something came. Returns how many bytes the connection may move in it."""
+        now = self._clock()
+        pause_s = now - self._served_s
+        if came and self._most_poll_s:
+            self._poll_s = self._most_poll_s if pause_s <= self._most_poll_s else self._poll_s / 2
+        if connection is not self._last:
+            if self._last is not None and pause_s < _BESIDE_S:
+                self._shared_until = now + _BESIDE_S
+            self._last = connection
+        return SHARED_BYTES if now < self._shared_until else ALONE_BYTES
+
+    def end(self) -> None:
+        """Ends a turn."""
+        self._served_s = now = self._clock()
+        if self._poll_s > _LEAST_POLL_S:
+            self._until = now + self._poll_s
+            if not self._polling:
+                self._polling = True
+                self._loop.call_soon(self._poll)
+
+    def _poll(self) -> None:
+        """What is to be run soon keeps the loop from sleeping: it looks at its sockets and comes back here."""
+        if self._clock() < self._until and not self._others_work():
+            os.sched_yield()
+            self._loop.call_soon(self._poll)
+        else:
+            self._polling = False
