@@ -10,6 +10,7 @@ import os
 import socket
 import time
 
+FILL_BYTES = 512 << 10  # Half of a core's cache; a call for each little piece costs more than to hash it.
 _MISSES = 4  # So many answers in a row that came later: the next ones are slept for.
 _SHORT_SLEEPS = 8  # So many in a row that would have been worth looking for: they are again.
 
@@ -45,6 +46,26 @@ class BusyPoll:
         if self._misses >= _MISSES:
             self.is_on, self._short = False, 0
         return -1
+
+    def fill(self, sock: socket.socket, view: memoryview) -> int:
+        """Receives as `receive`, again and again, up to what is worth hashing at once; 0 where nothing more comes.
+
+        Raises OSError. A stream's end is left to whoever receives next.
+        """
+        receive, at, most = sock.recv_into, 0, min(len(view), FILL_BYTES)
+        until = time.perf_counter() + self._most_s
+        while at < most:
+            try:
+                came = receive(view[at:], 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter() > until:
+                    break
+                os.sched_yield()
+            else:
+                if not came:
+                    break
+                at += came
+        return at
 
     def slept(self, seconds: float) -> None:
         """Notes how long an answer that was not looked for took to come."""

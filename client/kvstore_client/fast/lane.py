@@ -120,15 +120,16 @@ class BlockingLane:
 
     def take(self, into: memoryview, deadline: Deadline, landed: Callable[[memoryview], object]) -> None:
         """Fills a buffer with payload of an answer; `landed` gets each piece. Raises OSError, DeadlineExceeded."""
-        while len(into):
-            size = self._poll.receive(self._sock, into) if self._poll.is_on else -1
-            if size < 0:
-                size = self._receive(into, deadline, whole=True)
-            if not size:
+        at, size = 0, len(into)
+        while at < size:
+            came = self._poll.fill(self._sock, into[at:]) if self._poll.is_on else 0
+            if not came:
+                came = self._receive(into[at:], deadline, whole=True)
+            if not came:
                 raise ConnectionResetError("the shard closed it")
-            landed(into[:size])
-            into = into[size:]
-            if len(into):  # However little comes at a time, it must end in time.
+            landed(into[at : at + came])
+            at += came
+            if at < size:  # However little comes at a time, it must end in time.
                 self._set_timeouts(deadline)
 
     @property
