@@ -106,6 +106,14 @@ class RegionBook:
         for region in self._regions:
             self.remove(region)
 
+    def may_hold(self, parts: Sequence[Slices]) -> bool:
+        """Whether the first slice lies in a region, and so perhaps all of them do; a quick look."""
+        first = next((view for slices in parts for view in slices if len(view)), None)
+        if first is None or not self._regions:
+            return False
+        at = _address(first)
+        return any(region.start <= at < region.start + region.length for region in self._regions)
+
     def find(self, parts: Sequence[Slices]) -> tuple[Region, types.RegionSlices] | None:
         """Returns the region that holds all slices of all parts, and their places in it; None if there is none."""
         if not self._regions or not parts:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ from kvstore_wire.errors import Draining, InvalidArgument
 PIECE_BYTES = 1 << 20
 PIECE_SLICES = 1024  # The kernel's limit on buffers of one system call.
 SMALL_BYTES, SMALL_SLICES = 64 << 10, 16  # Less work than to wake a thread and be woken by it, 60 us.
+_FEW_SLICES = 64  # Made into rows at once: a thread takes longer to wake than this.
 
 Move: TypeAlias = "Callable[[int, Sequence[memoryview], int, int], int]"
 
@@ -63,8 +65,8 @@ class _Rows:
     @staticmethod
     def of(copies: Copies, piece_bytes: int) -> _Rows:
         arena, region, lengths = copies.arena, copies.region, copies.lengths
-        if len(lengths) == 1 and lengths[0] <= piece_bytes:
-            return _Rows(arena, region, lengths, np.ones(1, np.bool_), lengths)
+        if len(lengths) <= _FEW_SLICES:
+            return _Rows._of_few(copies, piece_bytes)
         if (region[1:] < region[:-1]).any():
             order = np.argsort(region, kind="stable")
             arena, region, lengths = arena[order], region[order], lengths[order]
@@ -75,6 +77,26 @@ class _Rows:
         skipped = (np.arange(len(row)) - np.repeat(np.cumsum(cuts) - cuts, cuts)) * piece_bytes
         arena, region, lengths = arena[row] + skipped, region[row] + skipped, lengths[row] - skipped
         lengths = np.minimum(lengths, piece_bytes)
+        return _Rows(arena, region, lengths, ~_follows(region, lengths), np.cumsum(lengths))
+
+
+    @staticmethod
+    def _of_few(copies: Copies, piece_bytes: int) -> _Rows:
+        """As `of`, in a third of its time for few slices."""
+        runs: list[list[int]] = []  # Arena, region, length.
+        arena_end = region_end = -1
+        for at, start, size in sorted(zip(*copies.lists(), strict=True), key=itemgetter(1)):
+            if at == arena_end and start == region_end:
+                runs[-1][2] += size
+            else:
+                runs.append([at, start, size])
+            arena_end, region_end = at + size, start + size
+        rows = [
+            (at + done, start + done, min(piece_bytes, size - done))
+            for at, start, size in runs
+            for done in range(0, size, piece_bytes)
+        ]
+        arena, region, lengths = np.array(rows, np.int64).reshape(-1, 3).T
         return _Rows(arena, region, lengths, ~_follows(region, lengths), np.cumsum(lengths))
 
 
@@ -258,10 +280,11 @@ class RegionCopier:
             is_writing=is_writing,
             on_end=lambda: _tell(loop, ended),
         )
-        if self._is_small(copies):
+        if len(copies) <= _FEW_SLICES:
             call.rows = _Rows.of(copies, PIECE_BYTES)
-            call.work(call.take())
-            return
+            if self._is_small(copies):
+                call.work(call.take())
+                return
         self._start(call)
         await self._wait(call, ended)
         if call.fault is not None:
@@ -301,7 +324,7 @@ class RegionCopier:
                 raise Draining("the shard closes")
             self._queue.calls.add(call)
             self._queue.ready.append(call)
-            self._lock.notify()
+            self._lock.notify(1 if call.rows is None or call.is_writing else len(call.rows.lengths))
 
     def _stop_locked(self, call: _Call) -> None:
         call.is_stopped = True

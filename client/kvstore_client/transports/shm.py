@@ -233,7 +233,7 @@ class ShmTransport(FramedTransport):
         receiver.finish()
 
     def skips_what_is_stored(self, parts: Sequence[Slices]) -> bool:
-        return self._memory.regions.find(parts) is not None
+        return self._memory.regions.may_hold(parts)
 
     async def put(self, header: store.PutHeader, outgoing: Outgoing, deadline: Deadline) -> store.PutResponse:
         found = self._memory.regions.find(outgoing.parts) if outgoing.size_bytes > INLINE_BYTES else None
