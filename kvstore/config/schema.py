@@ -285,7 +285,7 @@ class BulkConfig:
     busy_poll_us: int = field(
         metadata=_option(
             Count(low=0, high=10_000),
-            default="300",
+            default="500",
             doc="microseconds that the server looks for the next request before it sleeps, while they come as fast as "
             "that; 0 is not at all",
         )
