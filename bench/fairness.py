@@ -2,7 +2,8 @@
 
 Eight client processes on two cores mostly read ten parts of 2 MiB, one a call, for a fixed time; the slowest one's
 share is compared with an eighth. Then one client gets 64 KiB parts one after the other, first alone, then beside
-another one that reads 5 MiB parts in batches as fast as it can.
+another one that reads 5 MiB parts in batches as fast as it can. Bare sockets, with a thread of the server for each, do
+the same in the same run: what three processes that never rest do to each other on two cores, whatever they speak.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 from bench.channel import CORES
 from bench.crew import Crew, Played, crew_of, played, until_question
-from bench.jobs import BULK, SHM, Job
+from bench.jobs import BULK, RAW_TCP, SHM, Job
+from bench.raw import raw_server
 from bench.report import Row
 from bench.rig import MIB, on_cores, percentile, serving
 from bench.worker import GET
@@ -45,12 +47,19 @@ QUICK = Plan(QUICK_S, QUICK_S, QUICK_S)
 def run(plan: Plan | None = None) -> list[Row]:
     """Measures all of it on two cores."""
     plan = Plan() if plan is None else plan
-    with on_cores(CORES), serving(CAPACITY, "--hot.max_leased_share", "1.0") as running, crew_of(CLIENTS) as crew:
+    with (
+        on_cores(CORES),
+        serving(CAPACITY, "--hot.max_leased_share", "1.0") as running,
+        raw_server(LARGE_BYTES * LARGE_COUNT) as raw,
+        crew_of(CLIENTS) as crew,
+    ):
         rows = []
         for kind in (BULK, SHM):
             rows += _shared(crew, running.target, kind, plan)
         for kind in (BULK, SHM):
-            rows += _beside(crew, running.target, kind, plan)
+            small, large = _jobs(running.target, kind, BULK)
+            rows += _beside(crew, small, large, plan)
+        rows += _beside(crew, *_jobs(raw.tcp, RAW_TCP, RAW_TCP), plan)
     return rows
 
 
@@ -78,11 +87,15 @@ def slowest_share(counts: list[int]) -> float:
     return min(counts) * len(counts) / sum(counts) if sum(counts) else 0.0
 
 
-def _beside(crew: Crew, target: str, kind: str, plan: Plan) -> list[Row]:
-    """Small gets alone, and beside a client that reads large parts over bulk."""
+def _jobs(target: str, small: str, large: str) -> tuple[Job, Job]:
+    return Job(small, target, SMALL_BYTES, SMALL_COUNT), Job(large, target, LARGE_BYTES, LARGE_COUNT)
+
+
+def _beside(crew: Crew, few: Job, many: Job, plan: Plan) -> list[Row]:
+    """Small gets alone, and beside a client that reads large parts."""
     small, large = crew.workers[:2]
     pair = Crew([small, large])
-    pair.open([Job(kind, target, SMALL_BYTES, SMALL_COUNT), Job(BULK, target, LARGE_BYTES, LARGE_COUNT)])
+    pair.open([few, many])
     pair.each({"do": "fill"})
     Crew([small]).until(GET, batch=1, seconds=WARM_UP_S)
     quiet = Crew([small]).until(GET, batch=1, seconds=plan.quiet_s)[0]
@@ -90,11 +103,16 @@ def _beside(crew: Crew, target: str, kind: str, plan: Plan) -> list[Row]:
     pair.each({"do": "clean"})
     pair.each({"do": "shut"})
     quiet_p99, busy_p999 = percentile(list(quiet.calls_ms), 0.99), percentile(list(busy.calls_ms), 0.999)
-    name = f"64 KiB Get on {kind}"
+    name = f"64 KiB Get on {few.kind}"
+    bound = None if few.kind == RAW_TCP else BUSY_OVER_QUIET
     return [
         Row(f"{name}, p50, idle", percentile(list(quiet.calls_ms), 0.5), "ms"),
         Row(f"{name}, p99, idle", quiet_p99, "ms"),
-        Row("5 MiB parts, 16 a call, over bulk beside it", flood.parts * LARGE_BYTES / flood.seconds / 1e9, "GB/s"),
+        Row(
+            f"5 MiB parts, 16 a call, over {many.kind} beside it",
+            flood.parts * LARGE_BYTES / flood.seconds / 1e9,
+            "GB/s",
+        ),
         Row(f"{name}, p50, beside them", percentile(list(busy.calls_ms), 0.5), "ms"),
         Row(
             f"{name}, p99.9 of {len(busy.calls_ms):,}, beside them",
@@ -102,7 +120,7 @@ def _beside(crew: Crew, target: str, kind: str, plan: Plan) -> list[Row]:
             "ms",
             quiet_p99,
             "idle p99",
-            at_most=BUSY_OVER_QUIET,
+            at_most=bound,
         ),
     ]
 

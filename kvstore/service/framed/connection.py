@@ -19,7 +19,7 @@ from collections.abc import Callable
 from kvstore.service.framed.channel import ChannelVerbs, Peer, stray_descriptor
 from kvstore.service.framed.outbox import Outbox
 from kvstore.service.framed.requests import Requests
-from kvstore.service.framed.turns import Turns
+from kvstore.service.framed.turns import BESIDE_SMALL_BYTES, Turns
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
@@ -58,7 +58,7 @@ class Connection:
         self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
         self._shaking = self._tls is not None
         self._most_sends = _TURN_SENDS if self._tls is None else _TURN_TLS_SENDS
-        self._quantum_bytes = 0  # Of this turn.
+        self._quantum_bytes = self._sent_bytes = 0  # In this turn.
         self._takes_descriptors = sock.family == socket.AF_UNIX
         self._outbox = Outbox(frame_bytes=frame_bytes)
         self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
@@ -112,6 +112,7 @@ class Connection:
     # -- in ------------------------------------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        self._sent_bytes = 0
         self._quantum_bytes = self._turns.begin(self, came=True)
         try:
             if self._shaking and not self._shake():
@@ -128,13 +129,13 @@ class Connection:
             self.close()
         else:
             self._flush()
-        self._turns.end()
+        self._turns.end(small=0 < self._sent_bytes <= BESIDE_SMALL_BYTES and self._outbox.is_empty)
 
     def _read(self) -> None:
         reader, requests, left = self._reader, self._requests, self._quantum_bytes
         last_frame = requests.frame_count + _TURN_FRAMES
         while left > 0 and requests.frame_count < last_frame and not self._over:
-            view = reader.wanted()
+            view = reader.wanted()[:left]
             try:
                 size = self._receive(view)
             except _TRY_LATER:
@@ -221,7 +222,7 @@ class Connection:
         """Sends, without anything having come."""
         self._quantum_bytes = self._turns.begin(self, came=False)
         self._flush()
-        self._turns.end()
+        self._turns.end(small=False)
 
     def _flush(self) -> None:
         """Sends what can be sent, at most a quantum."""
@@ -237,7 +238,7 @@ class Connection:
                 if not buffers:
                     self._want_to_write(wanted=False)
                     break
-                size = self._send(buffers)
+                size = self._send(_first(buffers, self._quantum_bytes - sent))
                 self._outbox.sent(size)
                 sent += size
                 calls += 1
@@ -250,6 +251,7 @@ class Connection:
             self.close()
             return
         if sent:
+            self._sent_bytes += sent
             self.moved_s = self._shell.now()
         self._pause_or_go_on()
 
@@ -266,7 +268,9 @@ class Connection:
         if self._over or self._writing or self._tls is not None:
             return 0
         try:
-            return self._sock.sendmsg(buffers)
+            sent = self._sock.sendmsg(buffers)
+            self._sent_bytes += sent
+            return sent
         except OSError:  # Full, or broken: what is queued finds out.
             return 0
 
@@ -287,3 +291,12 @@ class Connection:
             self._loop.add_reader(self._fd, self._readable)
             if self._tls is not None:
                 self._loop.call_soon(self._readable_again)
+
+
+def _first(buffers: list[memoryview], most: int) -> list[memoryview]:
+    """Returns the first `most` bytes of buffers."""
+    for i, buffer in enumerate(buffers):
+        if len(buffer) >= most:
+            return buffers if len(buffer) == most and i == len(buffers) - 1 else [*buffers[:i], buffer[:most]]
+        most -= len(buffer)
+    return buffers

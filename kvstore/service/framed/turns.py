@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable
 
 ALONE_BYTES = 4 << 20  # Moved in one turn by a connection that none was served beside.
-SHARED_BYTES = 512 << 10  # By one of several: each may have to wait for that of each other.
+SHARED_BYTES = 1 << 20  # By one of several: each may have to wait for that of each other.
+BESIDE_SMALL_BYTES = 256 << 10  # Beside one that asks for little at a time, which it waits for.
 _BESIDE_S = 0.02  # Two connections served within this share the loop.
 _LEAST_POLL_S = 20e-6
 
@@ -38,6 +39,8 @@ class Turns:
         self._poll_s = self._until = 0.0
         self._served_s = self._shared_until = 0.0
         self._last: object = None
+        self._small: object = None
+        self._small_until = 0.0
         self._polling = False
 
     def begin(self, connection: object, *, came: bool) -> int:
@@ -50,11 +53,15 @@ class Turns:
             if self._last is not None and pause_s < _BESIDE_S:
                 self._shared_until = now + _BESIDE_S
             self._last = connection
+        if now < self._small_until and connection is not self._small:
+            return BESIDE_SMALL_BYTES
         return SHARED_BYTES if now < self._shared_until else ALONE_BYTES
 
-    def end(self) -> None:
-        """Ends a turn."""
+    def end(self, *, small: bool) -> None:
+        """Ends a turn; `small`: all that had come was answered in it, with little."""
         self._served_s = now = self._clock()
+        if small:
+            self._small, self._small_until = self._last, now + _BESIDE_S
         if self._poll_s > _LEAST_POLL_S:
             self._until = now + self._poll_s
             if not self._polling:
