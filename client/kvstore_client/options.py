@@ -53,7 +53,7 @@ class ClientOptions:
     gives_hints: bool = False
     tls: TlsOptions | None = None
     transports: tuple[str, ...] = TRANSPORTS
-    busy_poll_us: int = 500
+    busy_poll_us: int = 150
 
     def __post_init__(self) -> None:
         checked_target(self.target)
