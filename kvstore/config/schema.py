@@ -274,7 +274,7 @@ class BulkConfig:
     )
     credit: int = field(
         metadata=_option(
-            Size(low=2 * MIB, high=4 * GIB),
+            Size(low=1 * MIB, high=4 * GIB),
             default="64MiB",
             doc="payload bytes that a client may send to a connection before it is granted more",
         )
