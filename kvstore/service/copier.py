@@ -79,7 +79,6 @@ class _Rows:
         lengths = np.minimum(lengths, piece_bytes)
         return _Rows(arena, region, lengths, ~_follows(region, lengths), np.cumsum(lengths))
 
-
     @staticmethod
     def _of_few(copies: Copies, piece_bytes: int) -> _Rows:
         """As `of`, in a third of its time for few slices."""
