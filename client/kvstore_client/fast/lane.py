@@ -123,7 +123,8 @@ class BlockingLane:
         at, size = 0, len(into)
         while at < size:
             came = self._poll.fill(self._sock, into[at:]) if self._poll.is_on else 0
-            if not came:
+            if not came:  # Every part of an answer may take its time: together they must end in time.
+                self._set_timeouts(deadline)
                 came = self._receive(into[at:], deadline, whole=True)
             if not came:
                 raise ConnectionResetError("the shard closed it")
@@ -201,7 +202,7 @@ class BlockingLane:
                 raise ConnectionResetError("the shard closed it")
             self.was_silent = False
             reader.landed(size)
-            if size < len(view) and not made.done:  # However little comes at a time, it must end in time.
+            if not made.done:  # However little, or slowly, comes at a time, it must end in time.
                 self._set_timeouts(deadline)
         if wire.failure is not None:
             raise PathDown(str(wire.failure), sent=True)

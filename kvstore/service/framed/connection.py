@@ -30,6 +30,7 @@ from kvstore_wire.v1 import channel_pb2 as channel
 _LOG = logging.getLogger("kvstore.framed")
 _TURN_FRAMES = 64  # Taken in one turn: a few milliseconds' work. One read more may bring what the scratch holds.
 _TURN_SENDS = 16  # System calls in one turn: payload of tiny pieces needs many.
+_TLS_BYTES = 256 << 10
 _TURN_TLS_SENDS = 256  # Each sends a record of at most 16 KiB.
 MOST_QUEUED_BYTES = 8 << 20  # Answers that a peer does not take: nothing more is read from it beyond this.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -238,7 +239,7 @@ class Connection:
                 if not buffers:
                     self._want_to_write(wanted=False)
                     break
-                size = self._send(_first(buffers, self._quantum_bytes - sent))
+                size = self._send(buffers, self._quantum_bytes - sent)
                 self._outbox.sent(size)
                 sent += size
                 calls += 1
@@ -255,9 +256,10 @@ class Connection:
             self.moved_s = self._shell.now()
         self._pause_or_go_on()
 
-    def _send(self, buffers: list[memoryview]) -> int:
-        if self._tls is not None:
-            return self._tls.send(buffers[0])
+    def _send(self, buffers: list[memoryview], most: int) -> int:
+        if self._tls is not None:  # What TLS did not take must be tried again with no less: most may be less by then.
+            return self._tls.send(buffers[0][:_TLS_BYTES])
+        buffers = _first(buffers, most)
         if self._outbox.descriptor is None:
             return self._sock.sendmsg(buffers)
         rights = array.array("i", [self._outbox.descriptor])
