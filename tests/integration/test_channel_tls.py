@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from pathlib import Path
 
 import pytest
 
 from kvstore_wire.errors import DeadlineExceeded
+from kvstore_wire.frames import END, Verb, head
+from kvstore_wire.v1 import channel_pb2 as channel
 from tests.certificates import HOST, Authority, tls_flags
 from tests.contract.caller import COMMITTED, HOT, Caller, value
 from tests.contract.doors import FramedDoor
@@ -65,6 +68,47 @@ async def test_a_reader_that_stops_is_cut(tmp_path: Path) -> None:
         await caller.close()
         for opened in (door, reader):
             await opened.close()
+
+
+async def test_a_slow_reader_is_served_on_beside_one_that_asks_for_little(tmp_path: Path) -> None:
+    """What TLS could not send is tried again in a turn that may move less: with no less than before."""
+    authority = Authority()
+    flags = {**FLAGS, "bulk.stall_timeout": "5s", **tls_flags(tmp_path, authority.pair(HOST))}
+    async with serve_here(flags) as local:
+        door = FramedDoor(local.channel[0], local.admin_target, trusting(authority))
+        caller = await Caller.open(door, SPEC)
+        small = await Caller.open(door, kv_spec("small", part_bytes=100))
+        values = [value(i, MIB) for i in range(32)]
+        for i in range(0, 32, 4):
+            await caller.put(keys(i, i + 4), values[i : i + 4])
+        await small.put(keys(0, 1), [value(0, 100)])
+        slow = await asyncio.to_thread(greeted, local.channel[0], trusting(authority))
+        request = caller.get_request(keys(0, 32)).SerializeToString()
+        await asyncio.sleep(0.1)  # Nobody else was served lately: the first turn may move much, and is stopped in it.
+        await asyncio.to_thread(slow.sendall, head(Verb.GET, 2, request, flags=END))
+        await asyncio.sleep(0.1)
+        came = 0
+        while came < 32 * MIB:  # More than the sockets hold: the shard is stopped again and again.
+            assert (await small.get(keys(0, 1))).parts == [value(0, 100)]
+            data = await asyncio.to_thread(slow.recv, 256 << 10)
+            assert data, f"cut after {came} bytes: {local.server.channel.cut}"
+            came += len(data)
+        slow.close()
+        await small.close()
+        await caller.close()
+        await door.close()
+        await local.until_idle()
+        assert dict(local.server.channel.cut) == {}
+
+
+def greeted(address: str, context: ssl.SSLContext) -> ssl.SSLSocket:
+    """Returns a connection that has said HELLO and takes any amount of payload. Blocks."""
+    host, _, port = address.rpartition(":")
+    sock = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=HOST)
+    hello = channel.Hello(credit_bytes=1 << 30).SerializeToString()
+    sock.sendall(head(Verb.HELLO, 1, hello, flags=END))
+    assert sock.recv(4096)
+    return sock
 
 
 @pytest.mark.parametrize("said", [b"", b"KV", bytes(100)], ids=["nothing", "little", "frames"])

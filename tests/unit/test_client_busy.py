@@ -246,8 +246,7 @@ def test_a_fill_ends_with_what_is_worth_hashing_at_once(own: socket.socket, peer
     sender.start()
     try:
         came = BusyPoll(PATIENT_S).fill(own, view)
-        # What lies in the socket at the last look comes along.
-        assert FILL_BYTES <= came < 1.5 * FILL_BYTES
+        assert came == FILL_BYTES
         assert view[:came] == sent[:came]
         assert not any(view[came:])
         while came < len(sent):

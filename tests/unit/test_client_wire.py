@@ -444,6 +444,17 @@ def _dripping(peer: socket.socket) -> None:
         time.sleep(0.02)
 
 
+def _part_by_part(peer: socket.socket) -> None:
+    """Sends an answer so slowly that each part alone is in time."""
+    request = HEADER.unpack_from(peer.recv(65536))[5]
+    raw = got(request, VALUES, frame_bytes=3 * SIZE)
+    with suppress(OSError):  # The other side does not wait for all.
+        peer.sendall(raw[: -3 * SIZE])
+        for value in VALUES:
+            time.sleep(0.1)
+            peer.sendall(value)
+
+
 def _garbage(peer: socket.socket) -> None:
     peer.recv(65536)
     peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
@@ -469,6 +480,7 @@ def _hanging_up(peer: socket.socket) -> None:
 SCRIPTS = [
     (_silent, DeadlineExceeded),
     (_dripping, DeadlineExceeded),
+    (_part_by_part, DeadlineExceeded),
     (_garbage, PathDown),
     (_unasked, PathDown),
     (_leaving, PathDown),
@@ -502,6 +514,24 @@ async def test_an_awaited_call_ends_in_time(script: Callable[[socket.socket], No
             await lane.exchange(Verb.GET, b"", taker=Reading().taker, deadline=_deadline())
     assert time.monotonic() - began_s < 2
     reading.check_guards()
+
+
+def test_payload_taken_part_by_part_ends_in_time() -> None:
+    with scripted(_part_by_part) as dialed:
+        lane, deadline = BlockingLane(dialed), _deadline()
+        answer = lane.ask(Verb.GET, b"get", deadline)
+        assert answer is not None
+        assert answer.left == 3 * SIZE
+        landed: list[int] = []
+
+        def take_all() -> None:
+            for _ in range(3):
+                lane.take(memoryview(bytearray(SIZE)), deadline, lambda piece: landed.append(len(piece)))
+
+        with pytest.raises(DeadlineExceeded):
+            take_all()
+        assert sum(landed) < 3 * SIZE
+        lane.close()
 
 
 async def test_a_fault_within_a_callback_ends_the_connection_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -56,7 +56,7 @@ class BusyPoll:
         until = time.perf_counter() + self._most_s
         while at < most:
             try:
-                came = receive(view[at:], 0, socket.MSG_DONTWAIT)
+                came = receive(view[at:most], 0, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 if time.perf_counter() > until:
                     break
