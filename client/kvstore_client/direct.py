@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from kvstore_client.core import ClientCore, LoopCore, NeedsLoop
+from kvstore_client.core import MAX_BACKGROUND_TASKS, ClientCore, LoopCore, NeedsLoop
 from kvstore_client.deadline import Deadline
+from kvstore_client.errand import Errands
 from kvstore_client.errors import ClientClosed
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.loop_thread import LoopThread
@@ -39,6 +40,7 @@ class DirectCore(ClientCore):
         self._loop_core, self._thread, self._counters = loop_core, thread, counters
         self._slots = threading.BoundedSemaphore(self.options.max_concurrent_calls)
         self._making = threading.Lock()
+        self._errands = Errands(MAX_BACKGROUND_TASKS)
         self._closed = False
 
     @property
@@ -119,16 +121,17 @@ class DirectCore(ClientCore):
             future.result(1.0)
 
     def background(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs it at once: there is nowhere else, and it is short."""
-        with suppress(KvStoreError, NeedsLoop):
-            run_now(work)
+        """Runs it in another thread: a shard that does not answer must not hold up a call that is over."""
+        if not self._errands.take(lambda: _run_quietly(work)):
+            work.close()
 
     async def aside(self, work: Callable[[], R]) -> R:
         return work()
 
-    def close(self) -> None:
-        """Closes the connections that no call uses, and lets no call begin."""
+    def close(self, wait_s: float) -> None:
+        """Lets no call begin, waits so long at most for what runs on the side, and closes the connections unused."""
         self._closed = True
+        self._errands.close(wait_s)
         self._close_lanes()
 
     def _new_lanes(self, path: Path) -> BlockingLanes:
@@ -159,6 +162,11 @@ def run_now(work: Coroutine[Any, Any, R]) -> R:
     finally:
         work.close()
     raise AssertionError("a call that blocks was suspended")
+
+
+def _run_quietly(work: Coroutine[Any, Any, object]) -> None:
+    with suppress(KvStoreError, NeedsLoop):
+        run_now(work)
 
 
 async def _called(act: Callable[[], object]) -> None:

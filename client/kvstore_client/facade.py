@@ -196,7 +196,7 @@ def _shut(
     if os.getpid() != pid:
         return
     deadline = Deadline.after(deadline_ms)
-    direct.close()
+    direct.close(deadline.remaining_s() / 4)
     tickets.close(deadline.remaining_s() / 2)
     tickets.settle(deadline.remaining_s() / 2)
     left_ms = max(1, deadline.remaining_ms())

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ class Region:
             raise
         self.start = _address(self.memory)
         self.registration: Registration | None = None  # The last one; those of earlier sessions ended with them.
+        self.registering: Future[None] | None = None  # The last attempt; it may be under way.
         self.refused: set[bytes] = set()  # Sessions that may not register it.
         self.lock = threading.Lock()
         self.closed = False
@@ -58,10 +60,11 @@ class Region:
 
     def close(self) -> None:
         """Ends the region here; shards forget it with the session, or when they are next told. Idempotent."""
-        if self.closed:
-            return
-        self.closed = True
-        os.close(self.fd)
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            os.close(self.fd)
 
     def _mapped(self) -> memoryview:
         grain = mmap.ALLOCATIONGRANULARITY

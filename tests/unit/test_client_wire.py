@@ -603,7 +603,7 @@ def test_greetings_end_in_time_too(tmp_path: object, delay_s: float) -> None:
                             return
 
             threading.Thread(target=drip, daemon=True).start()
-        with pytest.raises(PathDown, match="did not greet"):
+        with pytest.raises(DeadlineExceeded):  # The caller's hurry, and no fault of the shard's.
             dial(Endpoint("shm", path=path), GENERATION, Deadline.after(200))
         assert time.monotonic() - began_s < 1.5
 

@@ -7,13 +7,14 @@ import ssl
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import PathDown
 from kvstore_client.fast.wire import Wire
 from kvstore_client.options import ClientOptions
 from kvstore_client.tls import TlsOptions
-from kvstore_wire.errors import DeadlineExceeded, KvStoreError
+from kvstore_wire.errors import KvStoreError
 from kvstore_wire.v1 import channel_pb2 as channel
 
 CONNECT_S = 2.0  # An address that swallows packets must not eat the whole deadline.
@@ -61,12 +62,22 @@ class Dialed:
 
 
 def dial(endpoint: Endpoint, generation: int, deadline: Deadline) -> Dialed:
-    """Connects and greets. Raises PathDown: nothing listens, or not the shard of that generation."""
-    if deadline.passed:
-        raise DeadlineExceeded(f"the deadline passed while connecting to {endpoint}")
+    """Connects and greets.
+
+    Raises PathDown: nothing listens, or not the shard of that generation, or it did not answer within CONNECT_S;
+    DeadlineExceeded: the caller gave it less, which says nothing about the shard.
+    """
     limit = min(deadline, Deadline(time.monotonic() + CONNECT_S), key=lambda d: d.at_s)
     try:
-        sock = _connected(endpoint, max(0.001, limit.remaining_s()))
+        return _dialed(endpoint, generation, limit)
+    except PathDown:
+        deadline.check(f"connecting to {endpoint}")
+        raise
+
+
+def _dialed(endpoint: Endpoint, generation: int, limit: Deadline) -> Dialed:
+    try:
+        sock = _connected(endpoint, limit)
     except (OSError, ssl.SSLError) as error:
         raise PathDown(f"cannot connect to {endpoint}: {error}") from None
     try:
@@ -90,39 +101,59 @@ def dial(endpoint: Endpoint, generation: int, deadline: Deadline) -> Dialed:
         raise
 
 
-def _connected(endpoint: Endpoint, limit_s: float) -> socket.socket:
+def _connected(endpoint: Endpoint, limit: Deadline) -> socket.socket:
     if endpoint.path:
-        sock = socket.socket(socket.AF_UNIX)
-        try:
-            sock.settimeout(limit_s)
-            sock.connect(endpoint.path)
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-    sock = socket.create_connection((endpoint.host, endpoint.port), timeout=limit_s)
+        return _connected_to(socket.AF_UNIX, endpoint.path, limit)
+    sock = _connected_to_any(endpoint, limit)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _TCP_OPTIONS:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         if endpoint.tls is None:
             return sock
+        _set_timeout(sock, limit)  # Of the whole handshake.
         return endpoint.tls.ssl_context().wrap_socket(sock, server_hostname=endpoint.tls.server_hostname(endpoint.host))
     except BaseException:
         sock.close()
         raise
 
 
+def _connected_to_any(endpoint: Endpoint, limit: Deadline) -> socket.socket:
+    """Tries the addresses of a host in turn, all within the limit."""
+    failure: OSError = OSError("the host has no address")
+    for family, _, _, _, address in socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM):
+        try:
+            return _connected_to(family, address, limit)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _connected_to(family: int, address: Any, limit: Deadline) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        _set_timeout(sock, limit)
+        sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_timeout(sock: socket.socket, limit: Deadline) -> None:
+    if limit.passed:
+        raise TimeoutError("timed out")
+    sock.settimeout(max(0.001, limit.remaining_s()))
+
+
 def _greeted(sock: socket.socket, wire: Wire, limit: Deadline) -> channel.HelloAnswer:
     exchange = wire.hello(_nothing)
-    sock.settimeout(max(0.001, limit.remaining_s()))
+    _set_timeout(sock, limit)
     for buffer in wire.pending():
         sock.sendall(buffer)
     wire.sent(sum(map(len, wire.pending())))
     while not exchange.done:
-        if limit.passed:
-            raise TimeoutError("timed out")
-        sock.settimeout(max(0.001, limit.remaining_s()))
+        _set_timeout(sock, limit)
         size = sock.recv_into(wire.reader.wanted())
         if not size:
             raise ConnectionResetError("closed")

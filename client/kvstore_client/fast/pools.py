@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from kvstore_client.deadline import Deadline
+from kvstore_client.errand import begun
 from kvstore_client.errors import ClientClosed, PathDown
 from kvstore_client.fast.aio import AsyncLane
 from kvstore_client.fast.dial import Dialed, dial, orphaned
@@ -32,6 +35,8 @@ class BlockingLanes:
         self.path, self._paths, self._busy_poll_s = path, paths, busy_poll_s
         self._idle: deque[BlockingLane] = deque()
         self._closed = self._retired = False
+        self._opening: Future[None] | None = None
+        self._opening_lock = threading.Lock()
 
     async def exchange(
         self,
@@ -129,6 +134,20 @@ class BlockingLanes:
         except PathDown as error:
             self._paths.failed(self.path, error)
             raise
+        except DeadlineExceeded:
+            self._open_aside()
+            raise
+
+    def _open_aside(self) -> None:
+        """Opens a connection for the next call, and so finds out whether the path works: calls in more of a hurry than
+        a connection takes could not."""
+        with self._opening_lock, suppress(ClientClosed):
+            if not self._closed and (self._opening is None or self._opening.done()):
+                self._opening = begun(self._opened_aside)
+
+    def _opened_aside(self) -> None:
+        with suppress(KvStoreError):
+            self._give_back(self._new_lane(Deadline.after(OPEN_MS)))
 
     def _give_back(self, lane: BlockingLane) -> None:
         if not lane.is_fit or len(self._idle) >= MAX_IDLE_LANES:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +23,11 @@ from google.protobuf.message import DecodeError, Message
 from kvstore_client.buffers import Slices
 from kvstore_client.copying import Copier
 from kvstore_client.deadline import Deadline
-from kvstore_client.errors import MalformedAnswer, PathDown
+from kvstore_client.errand import begun, waited
+from kvstore_client.errors import ClientClosed, MalformedAnswer, PathDown
 from kvstore_client.fast.dial import dial
 from kvstore_client.fast.lane import BlockingLane
+from kvstore_client.fast.pools import OPEN_MS
 from kvstore_client.fast.wire import Meanwhile, OneMessage, Piece
 from kvstore_client.grants import Grants
 from kvstore_client.mapping import ArenaMapping
@@ -69,10 +72,12 @@ class SharedMemory:
         self._log = log
         self._lock = threading.Lock()
         self._mapped = _Mapped(0, None)
+        self._mapping: Future[None] | None = None  # The last attempt; it may be under way.
+        self._closed = False
 
     def close(self) -> None:
         with self._lock:
-            mapping, self._mapped = self._mapped.mapping, _Mapped(0, None)
+            mapping, self._mapped, self._closed = self._mapped.mapping, _Mapped(0, None), True
         if mapping is not None:
             mapping.close()
         self.copier.close()
@@ -84,16 +89,16 @@ class SharedMemory:
 
     def mapping(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
         """Returns the arena's mapping, None where the shard does not give it. Blocks. Raises KvStoreError."""
-        mapped = self._mapped
-        if mapped.generation == path.generation:
-            return mapped.mapping
-        with _held(self._lock, deadline):
-            if self._mapped.generation != path.generation:
-                made, old = self._map(path, session, deadline), self._mapped.mapping
-                self._mapped = _Mapped(path.generation, made)
-                if old is not None:
-                    old.close()
-            return self._mapped.mapping
+        while True:
+            with self._lock:
+                mapped, attempt = self._mapped, self._mapping
+                if mapped.generation == path.generation:
+                    return mapped.mapping
+                if self._closed:
+                    raise ClientClosed("the client was closed", field="client")
+                if attempt is None or attempt.done():
+                    attempt = self._mapping = begun(lambda: self._map_once(path, session))
+            waited(attempt, deadline, "mapping the shard's memory")
 
     def number(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int | None:
         """Returns the region's number in a session, registering it once; None where the shard refuses it. Blocks."""
@@ -103,14 +108,14 @@ class SharedMemory:
             known = region.number(session)
             if known is not None:
                 return known
-            try:
-                number = self._register(path, session, region, deadline)
-            except (InvalidArgument, TableFull, Unsupported) as error:
-                self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
-                region.refused.add(session)
-                return None
-            region.registration = Registration(path, session, number)
-            return number
+            attempt = region.registering
+            if attempt is None or attempt.done():
+                # A call in a hurry gives up, this does not: without the number that the answer brings, a registration
+                # stays until the session ends.
+                fd = os.dup(region.fd)
+                attempt = region.registering = begun(lambda: self._register_once(path, session, region, fd))
+        waited(attempt, deadline, "registering a region")
+        return region.number(session)
 
     def retire(self, region: Region, number: int | None = None) -> None:
         """Ends a region's registration, the one of that `number` if it is given, and waits until no copy uses it.
@@ -119,12 +124,39 @@ class SharedMemory:
         """
         deadline = Deadline.after(RETIRE_MS)
         with suppress(KvStoreError), _held(region.lock, deadline):
+            if number is None and region.registering is not None:
+                with suppress(PathDown):
+                    waited(region.registering, deadline, "registering a region")
             known = region.registration
             if known is None or number not in (None, known.number):
                 return
             with suppress(UnknownSession):  # It has ended, and the region with it.
                 self._unregister(known, deadline)
             region.registration = None
+
+    def _map_once(self, path: Path, session: bytes) -> None:
+        made = self._map(path, session, Deadline.after(OPEN_MS))
+        with self._lock:
+            old = made
+            if not self._closed:
+                old, self._mapped = self._mapped.mapping, _Mapped(path.generation, made)
+        if old is not None:
+            old.close()
+
+    def _register_once(self, path: Path, session: bytes, region: Region, fd: int) -> None:
+        deadline = Deadline.after(OPEN_MS)
+        try:
+            number = self._register(path, session, region, fd, deadline)
+        except (InvalidArgument, TableFull, Unsupported) as error:
+            self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
+            region.refused.add(session)
+            return
+        finally:
+            os.close(fd)
+        known = region.registration = Registration(path, session, number)
+        if region.closed:  # Meanwhile.
+            with suppress(KvStoreError):
+                self._unregister(known, deadline)
 
     def _map(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
         dialed = dial(path.endpoint, path.generation, deadline)
@@ -161,7 +193,7 @@ class SharedMemory:
         finally:
             lane.close()
 
-    def _register(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int:
+    def _register(self, path: Path, session: bytes, region: Region, fd: int, deadline: Deadline) -> int:
         lane = BlockingLane(dial(path.endpoint, path.generation, deadline))
         try:
             taker = OneMessage()
@@ -171,7 +203,7 @@ class SharedMemory:
                 request.SerializeToString(),
                 taker=taker,
                 deadline=deadline,
-                descriptor=region.fd,
+                descriptor=fd,
             )
             number: int = _parsed(channel.RegisterRegionResponse(), taker.raw).region
             return number
