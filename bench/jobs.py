@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
@@ -55,8 +56,9 @@ class Buffers:
 
     def __init__(self, size_bytes: int, seed: int) -> None:
         self.size_bytes = size_bytes
-        self.fd = os.memfd_create("bench")
+        self.fd = os.memfd_create("bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size_bytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)  # As `Client.allocate` does.
         self.source = memoryview(mmap.mmap(self.fd, size_bytes))
         _fill(self.source, seed)
         self.target = warm(size_bytes)

@@ -65,10 +65,18 @@ class AsyncClient:
 
         Buffers in it are then read and written by the shard itself, with no byte through a socket. `buffer` is the
         caller's own mapping of exactly these bytes; without it the client maps them (`Region.memory`). Elsewhere than
-        on the shard's host a region changes nothing.
+        on the shard's host a region changes nothing. Memory sealed against shrinking (F_SEAL_SHRINK), as that of
+        `allocate` is, a shard reads twice as fast.
         Raises: InvalidArgument (fd, length, buffer).
         """
         return self.core.memory.regions.add(fd, offset=offset, length=length, buffer=buffer)
+
+    def allocate(self, length: int) -> Region:
+        """Registers fresh shared memory of `length` bytes, the kind that is moved fastest: `Region.memory`.
+
+        Raises: InvalidArgument (length).
+        """
+        return self.core.memory.regions.allocate(length)
 
     def unregister(self, region: Region) -> None:
         """Ends a region. No call may use it any more; the shard is told on the side."""

@@ -165,6 +165,11 @@ class Client:
         self.check()
         return self._inner.register(fd, offset=offset, length=length, buffer=buffer)
 
+    def allocate(self, length: int) -> Region:
+        """Registers fresh shared memory, the kind that is moved fastest (see AsyncClient.allocate)."""
+        self.check()
+        return self._inner.allocate(length)
+
     def unregister(self, region: Region) -> None:
         """Ends a region. No call may use it any more. The shard is told, and has let go of it when this returns."""
         self.check_pid()

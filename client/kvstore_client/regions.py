@@ -6,6 +6,7 @@ numpy array or whatever - is named to the shard by its place, and no byte of it 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
@@ -17,9 +18,12 @@ from typing import Any
 import numpy as np
 
 from kvstore_client.buffers import Slices
+from kvstore_client.mapping import F_SEAL_SHRINK
 from kvstore_client.paths import Path
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import types_pb2 as types
+
+F_ADD_SEALS, F_SEAL_GROW = 1033, 4  # As in mapping.py: not everywhere in Python's fcntl.
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,23 @@ class RegionBook:
         with self._lock:
             self._regions = (*self._regions, region)
         return region
+
+    def allocate(self, length: int) -> Region:
+        """Adds fresh memory that can never become shorter, so that a shard may map it. Raises InvalidArgument (length).
+
+        It is zero, and taken from the kernel page by page as it is first used.
+        """
+        if not isinstance(length, int) or length < 1:
+            raise InvalidArgument(f"is {length!r}", field="length", limit="at least 1 byte")
+        fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, length)
+            fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
+            return self.add(fd, offset=0, length=length, buffer=None)
+        except (OSError, OverflowError) as error:
+            raise InvalidArgument(f"{length} bytes cannot be had: {error}", field="length") from None
+        finally:
+            os.close(fd)
 
     def remove(self, region: Region) -> None:
         """Takes a region out and closes it."""

@@ -25,6 +25,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.columns import Flags, Longs
 from kvstore.service.failpoints import Failpoints
@@ -39,7 +40,9 @@ PIECE_SLICES = 1024  # The kernel's limit on buffers of one system call.
 SMALL_BYTES, SMALL_SLICES = 64 << 10, 16  # Less work than to wake a thread and be woken by it, 60 us.
 _FEW_SLICES = 64  # Made into rows at once: a thread takes longer to wake than this.
 
-Move: TypeAlias = "Callable[[int, Sequence[memoryview], int, int], int]"
+MAPPED_SLICE_BYTES = 16 << 10  # On average: below, a system call for many of them costs less than each by itself.
+
+Move: TypeAlias = "Callable[[Region, Sequence[memoryview], int, int], int]"
 
 
 class _FileEnded(Exception):
@@ -153,18 +156,17 @@ class _Call:
     def _move(self, views: list[memoryview], at: int) -> None:
         """Moves one run of the region. A system call that moves less than all is asked again, to say why."""
         left = sum(map(len, views))
-        offset = self.region.offset + at
         failure, limit = "", ""
         while left and not failure:
             try:
-                moved = self.move(self.region.fd, views, offset, left)
+                moved = self.move(self.region, views, at, left)
             except OSError as error:
-                failure = f"{error.strerror} at byte {offset - self.region.offset} of the region"
+                failure = f"{error.strerror} at byte {at} of the region"
             except _FileEnded as end:
                 failure = f"the file ended at byte {max(0, end.at - self.region.offset)} of the region"
                 limit = f"{self.region.length} bytes"
             else:
-                left, offset, views = left - moved, offset + moved, _after(views, moved)
+                left, at, views = left - moved, at + moved, _after(views, moved)
         if failure:  # Raised here, so that it refers to no error whose frames keep views of the arena.
             raise InvalidArgument(failure, field=self.field, limit=limit)
 
@@ -180,18 +182,30 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _read(fd: int, views: Sequence[memoryview], offset: int, size: int) -> int:
-    count = os.preadv(fd, views, offset)
+def _read(region: Region, views: Sequence[memoryview], at: int, size: int) -> int:
+    mapped = region.mapped
+    if mapped is not None and size >= MAPPED_SLICE_BYTES * len(views):
+        return _read_mapped(mapped, views, at)
+    count = os.preadv(region.fd, views, region.offset + at)
     if not count:
-        raise _FileEnded(offset)
+        raise _FileEnded(region.offset + at)
     return count
 
 
-def _write(fd: int, views: Sequence[memoryview], offset: int, size: int) -> int:
-    end = os.fstat(fd).st_size
+def _read_mapped(mapped: npt.NDArray[np.uint8], views: Sequence[memoryview], at: int) -> int:
+    """Twice as fast as by a system call, which looks each page up."""
+    start = at
+    for view in views:
+        np.copyto(np.frombuffer(view, np.uint8), mapped[at : at + len(view)])
+        at += len(view)
+    return at - start
+
+
+def _write(region: Region, views: Sequence[memoryview], at: int, size: int) -> int:
+    end, offset = os.fstat(region.fd).st_size, region.offset + at
     if end < offset + size:  # A write would make it longer again.
         raise _FileEnded(end)
-    return os.pwritev(fd, views, offset)
+    return os.pwritev(region.fd, views, offset)
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Regions: shared memory of the clients' own, by descriptor, that the shard copies from and to.
 
 Rules
-- A region is never mapped here. Its bytes go through preadv and pwritev, so that a file which its client cuts short
-  gives an error and never a signal.
+- A region is mapped here only where its file cannot become shorter: a memfd sealed against it. Any other is read by
+  preadv, and all are written by pwritev, so that a file which its client cuts short gives an error and never a signal.
 - A region is of one session and unknown to all others. Its number is never used again in that session.
 - Its descriptor is closed once: when the region was given back (or its session ended) and no copy uses it.
 - Only the event loop's thread calls here.
@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.columns import Flags, Longs, Words
 from kvstore_wire.errors import InvalidArgument, TableFull
@@ -53,7 +55,10 @@ class Copies:
 
 @dataclass(eq=False)
 class Region:
-    """`length` bytes of a file from `offset`. Owns its descriptor. `file` is the same for all regions of one file."""
+    """`length` bytes of a file from `offset`. Owns its descriptor. `file` is the same for all regions of one file.
+
+    `mapped`: the bytes themselves, read-only, (length,), where they can be had at no risk. It goes with the descriptor.
+    """
 
     fd: int
     offset: int
@@ -61,6 +66,7 @@ class Region:
     file: tuple[int, int]
     is_readable: bool
     is_writable: bool
+    mapped: npt.NDArray[np.uint8] | None = None
     copies: int = 0
     is_given_back: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,6 +90,7 @@ class Region:
 
     def _close_if_unused(self) -> None:
         if self.is_given_back and not self.copies:
+            self.mapped = None
             os.close(self.fd)
             self.closed.set()
 
@@ -195,7 +202,37 @@ def _opened(fd: int, offset: int, length: int) -> Region:
     mode = flags & os.O_ACCMODE
     may_write = mode != os.O_RDONLY and not flags & os.O_APPEND and not seals & _WRITE_SEALS and _takes_writes(fd)
     file = (status.st_dev, status.st_ino)
-    return Region(fd, offset, length, file, is_readable=mode != os.O_WRONLY, is_writable=may_write)
+    region = Region(fd, offset, length, file, is_readable=mode != os.O_WRONLY, is_writable=may_write)
+    if may_write and seals & fcntl.F_SEAL_SHRINK and not _is_overcommit_strict():
+        region.mapped = _mapped(region)
+    return region
+
+
+def _mapped(region: Region) -> npt.NDArray[np.uint8] | None:
+    """Maps a region whose file cannot become shorter, and is none of hugetlbfs, where a hole may have no page left."""
+    before = region.offset % mmap.ALLOCATIONGRANULARITY
+    try:
+        memory = mmap.mmap(
+            region.fd,
+            region.length + before,
+            flags=mmap.MAP_SHARED,
+            prot=mmap.PROT_READ,
+            offset=region.offset - before,
+        )
+    except (OSError, ValueError):  # Out of address space: it is read by system calls then.
+        return None
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_DONTDUMP)  # A core dump of the shard is no place for its clients' memory.
+    return np.frombuffer(memory, np.uint8)[before:]
+
+
+def _is_overcommit_strict() -> bool:
+    """Whether the kernel may refuse a page for a hole of a mapped file, which is a signal there."""
+    try:
+        with open("/proc/sys/vm/overcommit_memory") as told:
+            return told.read().strip() == "2"
+    except OSError:
+        return True
 
 
 def _takes_writes(fd: int) -> bool:
