@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli import exit_codes
+from kvstore.cli.scheduling import ask_for_short_slices
+from kvstore.cli.streaming import ask_for_streaming_stores
 from kvstore.config import Address, Config, check_memory, load_config, options, startup_lines
 from kvstore.service.failpoints import ENVIRONMENT, Failpoints
 
@@ -48,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:  # ConfigError is one.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.USAGE
+    if config.shm.streaming_stores == "try" and not arguments.check:
+        ask_for_streaming_stores()
     logging.basicConfig(
         level=config.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -107,6 +111,7 @@ async def _run(config: Config, failpoints: Failpoints) -> int:
     if config.hot.prefault == "background":
         memory.prefault_in_background()
     server = build_server(config, memory, failpoints)
+    ask_for_short_slices()  # After the copying threads were made: theirs are long.
     bound = await server.start(config.server.listen, config.server.admin_listen, channel_places(config))
     # The tables stay for ever: without this each full collection walks every stored key.
     gc.collect()

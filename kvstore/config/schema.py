@@ -338,6 +338,13 @@ class ShmConfig:
     copy_threads: int = field(
         metadata=_option(Count(low=1, high=64), default="2", doc="threads that copy between regions and the arena")
     )
+    streaming_stores: str = field(
+        metadata=_option(
+            OneOf(("off", "try")),
+            default="try",
+            doc="try copies large parts past the CPU's caches, which takes a restart of the process by itself at start",
+        )
+    )
 
 
 @dataclass(frozen=True)

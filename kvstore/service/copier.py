@@ -33,9 +33,9 @@ from kvstore.service.regions import Copies, Region
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.errors import Draining, InvalidArgument
 
-# A tenth of a millisecond's work: what a small call waits for, what a cancelled one still does, and by how much one
-# thread can be done before the others.
-PIECE_BYTES = 1 << 20
+# Two tenths of a millisecond's work: what a small call waits for, what a cancelled one still does, and by how much one
+# thread can be done before the others. In smaller ones the threads would wait for each other in Python.
+PIECE_BYTES = 2 << 20
 PIECE_SLICES = 1024  # The kernel's limit on buffers of one system call.
 SMALL_BYTES, SMALL_SLICES = 64 << 10, 16  # Less work than to wake a thread and be woken by it, 60 us.
 _FEW_SLICES = 64  # Made into rows at once: a thread takes longer to wake than this.
@@ -119,12 +119,12 @@ class _Call:
     move: Move
     field: str
     is_writing: bool
-    on_end: Callable[[], None]
+    on_end: Callable[[], None] | None = None  # Told once, by whichever thread ends it.
     rows: _Rows | None = None  # None until a thread has made them.
     next_row: int = 0
     turns: int = 0  # Threads at work on it.
     is_stopped: bool = False
-    fault: Exception | None = None
+    fault: BaseException | None = None
 
     @property
     def is_exhausted(self) -> bool:
@@ -227,40 +227,69 @@ class _Queue:
         return None
 
 
+class Copying(asyncio.Future[None]):
+    """A copy under way; done, in the event loop, when no thread touches its slots or its descriptor any more.
+
+    One that is cancelled takes no further piece, and is done as soon as those under way are.
+    Raises InvalidArgument (field `source` or `into`: the region ended, or the kernel refused) and Draining when the
+    copier closes. What landed before an error stays.
+    """
+
+    def __init__(self, call: _Call, stop: Callable[[_Call], None]) -> None:
+        super().__init__()
+        self.call, self._stop = call, stop
+        self.delay: asyncio.Task[None] | None = None  # Of a failpoint.
+        self._is_cancelled = False
+        call.region.use()
+
+    def cancel(self, msg: object = None) -> bool:
+        """Stops the copy. Returns false if it was done."""
+        if self.done():
+            return False
+        self._is_cancelled = True
+        if self.delay is not None:
+            self.delay.cancel()
+        else:
+            self._stop(self.call)
+        return True
+
+    def end(self) -> None:
+        """Tells that nothing of it is under way any more."""
+        self.call.on_end = None  # It refers to this.
+        self.call.region.unuse()
+        if self._is_cancelled:
+            super().cancel()
+        elif self.call.fault is not None:
+            self.set_exception(self.call.fault)
+        else:
+            self.set_result(None)
+
+
 class RegionCopier:
     """Owns its threads from construction to `close`, which must come before the arena's own."""
 
     def __init__(self, memory: ArenaMemory, failpoints: Failpoints, *, threads: int) -> None:
         self._memory, self._failpoints = memory, failpoints
         self._queue, self._lock = _Queue(), threading.Condition()
-        names = [f"kvstore-region-{i}" for i in range(threads)]
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        self._threads = [
+            threading.Thread(target=self._run, args=(cpus,), name=f"kvstore-region-{i}", daemon=True)
+            for i, cpus in enumerate(_apart(threads))
+        ]
         for thread in self._threads:
             thread.start()
 
-    async def fill(self, region: Region, copies: Copies) -> None:
-        """Copies from a region to the arena.
-
-        Raises InvalidArgument (field `source`: the region cannot be read, or ended, or the kernel refused) and
-        Draining when the copier closes. What landed before an error stays in the arena.
-        """
+    def fill(self, region: Region, copies: Copies) -> Copying:
+        """Begins to copy from a region to the arena. Raises InvalidArgument if the region cannot be read."""
         if not region.is_readable:
             raise InvalidArgument("the region cannot be read", field="source", limit="open for reading")
-        with region.in_use():
-            await self._failpoints.hit("region.fill")
-            await self._copy(region, copies, move=_read, field="source")
+        return self._begin(region, copies, move=_read, field="source", point="region.fill")
 
-    async def drain(self, region: Region, copies: Copies) -> None:
-        """Copies from the arena to a region.
-
-        Raises as `fill`, with field `into`. What landed before an error stays in the region.
-        """
+    def drain(self, region: Region, copies: Copies) -> Copying:
+        """Begins to copy from the arena to a region. Raises InvalidArgument if the region cannot be written."""
         if not region.is_writable:
             limit = "open for writing, not for appending, not sealed, not of hugetlbfs"
             raise InvalidArgument("the region cannot be written", field="into", limit=limit)
-        with region.in_use():
-            await self._failpoints.hit("region.drain")
-            await self._copy(region, copies, move=_write, field="into")
+        return self._begin(region, copies, move=_write, field="into", point="region.drain")
 
     @property
     def is_busy(self) -> bool:
@@ -278,66 +307,67 @@ class RegionCopier:
         for thread in self._threads:
             thread.join()
 
-    async def _copy(self, region: Region, copies: Copies, *, move: Move, field: str) -> None:
-        if not len(copies):
-            return
+    def _begin(self, region: Region, copies: Copies, *, move: Move, field: str, point: str) -> Copying:
         self._check(region, copies)
-        is_writing, loop = move is _write, asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-        call = _Call(
-            copies,
-            region,
-            self._memory.view,
-            move,
-            field=field,
-            is_writing=is_writing,
-            on_end=lambda: _tell(loop, ended),
-        )
+        call = _Call(copies, region, self._memory.view, move, field=field, is_writing=move is _write)
+        copying = Copying(call, self._stop)
+        if self._failpoints.any_armed(point):
+            copying.delay = copying.get_loop().create_task(self._failpoints.hit(point))
+            copying.delay.add_done_callback(lambda hit: self._begin_late(copying, hit))
+        else:
+            self._start(copying)
+        return copying
+
+    def _begin_late(self, copying: Copying, hit: asyncio.Task[None]) -> None:
+        copying.delay = None
+        failure = None if hit.cancelled() else hit.exception()
+        if hit.cancelled() or failure is not None:
+            copying.call.fault = failure
+            copying.end()
+        else:
+            self._start(copying)
+
+    def _start(self, copying: Copying) -> None:
+        call, copies, loop = copying.call, copying.call.copies, copying.get_loop()
+        if not len(copies):
+            copying.end()
+            return
         if len(copies) <= _FEW_SLICES:
             call.rows = _Rows.of(copies, PIECE_BYTES)
             if self._is_small(copies):
-                call.work(call.take())
+                try:
+                    call.work(call.take())
+                except Exception as error:  # noqa: BLE001 - raised where the call is awaited
+                    call.fault = error.with_traceback(None)  # Its frames refer to the arena.
+                copying.end()
                 return
-        self._start(call)
-        await self._wait(call, ended)
-        if call.fault is not None:
-            raise call.fault
+        call.on_end = lambda: _tell(loop, copying.end)
+        with self._lock:
+            if not self._queue.is_closed:
+                self._queue.calls.add(call)
+                self._queue.ready.append(call)
+                self._lock.notify(1 if call.rows is None or call.is_writing else len(call.rows.lengths))
+                return
+        call.fault = Draining("the shard closes")
+        copying.end()
+
+    def _stop(self, call: _Call) -> None:
+        with self._lock:
+            self._stop_locked(call)
 
     def _is_small(self, copies: Copies) -> bool:
         return not self._queue.calls and len(copies) <= SMALL_SLICES and copies.size_bytes <= SMALL_BYTES
 
     def _check(self, region: Region, copies: Copies) -> None:
         """Raises ValueError for a slice that no plan would give: the bytes beside a slot are somebody else's."""
+        if not len(copies):
+            return
         low = min(int(copies.arena.min()), int(copies.region.min()), int(copies.lengths.min()) - 1)
         beyond = int((copies.arena + copies.lengths).max()) > len(self._memory.view)
         if low < 0 or beyond or int((copies.region + copies.lengths).max()) > region.length:
             raise ValueError("a slice lies outside the arena or the region")
 
-    async def _wait(self, call: _Call, ended: asyncio.Future[None]) -> None:
-        """Waits for the call's end, and lets a cancellation through only then."""
-        cancelled: asyncio.CancelledError | None = None
-        while not ended.done():
-            try:
-                await asyncio.wait({ended})
-            except asyncio.CancelledError as error:
-                cancelled = error
-                with self._lock:
-                    self._stop_locked(call)
-        if cancelled is not None:
-            try:
-                raise cancelled
-            finally:
-                cancelled = None  # Or it would refer to itself by this frame.
-
     # -- shared with the threads ---------------------------------------------------------------------------------
-
-    def _start(self, call: _Call) -> None:
-        with self._lock:
-            if self._queue.is_closed:
-                raise Draining("the shard closes")
-            self._queue.calls.add(call)
-            self._queue.ready.append(call)
-            self._lock.notify(1 if call.rows is None or call.is_writing else len(call.rows.lengths))
 
     def _stop_locked(self, call: _Call) -> None:
         call.is_stopped = True
@@ -349,10 +379,13 @@ class RegionCopier:
         """Tells the caller, once, when nobody works on a call and nothing is left of it."""
         if call.is_exhausted and not call.turns and call in self._queue.calls:
             self._queue.calls.remove(call)
-            call.on_end()
+            if call.on_end is not None:
+                call.on_end()
 
-    def _run(self) -> None:
+    def _run(self, cpus: set[int]) -> None:
         """Works until the copier closes. The outermost loop of a thread."""
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, cpus)
         while self._take_turn():
             pass
 
@@ -402,6 +435,16 @@ class RegionCopier:
             self._end_locked(call)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+def _apart(threads: int) -> list[set[int]]:
+    """Returns the CPUs of each thread: no two threads' are the same, as long as there are enough.
+
+    The kernel wakes threads on the CPU of whoever wakes them, where two would take turns for milliseconds beside an
+    idle CPU.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    return [set(cpus[i % len(cpus) :: threads]) for i in range(threads)]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):  # The loop was closed: nobody waits.
-        loop.call_soon_threadsafe(ended.set_result, None)
+        loop.call_soon_threadsafe(ended)

@@ -98,8 +98,9 @@ class Filling:
             at += len(room)
             self.landed(len(room))
 
-    def filled(self) -> None:
-        """Takes all parts as landed: somebody has moved the bytes there."""
+    def copied(self) -> None:
+        """Takes all parts as landed: threads have copied them. Raises LeaseExpired."""
+        self.check()
         lease = self.plan.lease
         if lease is not None:
             lease.landed[:] = lease.open

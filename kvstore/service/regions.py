@@ -16,7 +16,7 @@ import fcntl
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,17 +71,15 @@ class Region:
     is_given_back: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Keeps the descriptor open. Raises InvalidArgument if the region was given back."""
+    def use(self) -> None:
+        """Keeps the descriptor open until `unuse`. Raises InvalidArgument if the region was given back."""
         if self.is_given_back:
             raise InvalidArgument("the region was given back", field="region")
         self.copies += 1
-        try:
-            yield
-        finally:
-            self.copies -= 1
-            self._close_if_unused()
+
+    def unuse(self) -> None:
+        self.copies -= 1
+        self._close_if_unused()
 
     def give_back(self) -> None:
         """Closes the descriptor, now or when the last copy ends. Call it once."""

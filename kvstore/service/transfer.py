@@ -7,7 +7,7 @@ a slow caller's lease ends the transfer, not somebody else's block. Where a work
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from kvstore.core.reading import Acquisition
 from kvstore.core.sessions import Session
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks, regions
+from kvstore.service.copier import Copying
 from kvstore.service.handlers import StoreHandlers, Wait
 from kvstore.service.incoming import Filling, FillPlan
 from kvstore.service.outgoing import Reading
@@ -163,8 +164,7 @@ class Transfers:
         if request.WhichOneof("target") == "chain":
             lengths, offsets = self._asked_parts(session, request, reading)
         jobs = regions.plan(request.into, region, lengths, offsets, field="into")
-        with _Pinned(self._shell, reading.lease):
-            await self._shell.copier.drain(region, jobs)
+        await self._pinned(reading.lease, lambda: self._shell.copier.drain(region, jobs))
         reading.check()
 
     def _asked_parts(self, session: Session, request: pb.GetRequest, reading: Reading) -> tuple[list[int], list[int]]:
@@ -208,37 +208,41 @@ class Transfers:
         plan = FillPlan.of_chain(shell, reserved.lease, reserved.states, lengths)
         return Filling(shell, session, plan, states=reserved.states)
 
-    async def copy_source(self, header: pb.PutHeader, filling: Filling) -> None:
-        """Takes the bytes of a Put from a region of its session. Raises KvStoreError."""
+    def copy_source(self, header: pb.PutHeader, filling: Filling) -> Copying:
+        """Begins to take the bytes of a Put from a region of its session. Raises KvStoreError.
+
+        Once it is done, tell the filling by `copied`.
+        """
         session = self._shell.session(header.session)
         region = self._shell.regions.get(session.id, header.source.region)
-        lease, offsets = filling.plan.lease, list(filling.plan.offsets)
+        lease, offsets = filling.plan.lease, filling.plan.offsets
         if lease is not None:
+            offsets = list(offsets)
             for i, place in enumerate(filling.plan.created):
                 lease.landed[i] = 0  # Until all is there: it may have landed before, by another Put.
                 if not lease.open[i]:
                     offsets[place] = -1
         jobs = regions.plan(header.source, region, filling.plan.lengths, offsets, field="source")
-        with _Pinned(self._shell, lease):
-            await self._shell.copier.fill(region, jobs)
-        filling.check()
-        filling.filled()
+        return self._pinned(lease, lambda: self._shell.copier.fill(region, jobs))
 
+    def _pinned(self, lease: Lease | None, begin: Callable[[], Copying]) -> Copying:
+        """Keeps the slots of a lease from being given to others while threads copy, should the lease end."""
+        if lease is None:
+            return begin()
+        store = self._shell.store
+        store.pin(lease)  # Raises LeaseExpired.
 
-class _Pinned:
-    """Keeps the slots of a lease from being given to others while a worker thread copies, should the lease end."""
-
-    def __init__(self, shell: Shell, lease: Lease | None) -> None:
-        self._shell, self._lease = shell, lease
-
-    def __enter__(self) -> None:
-        if self._lease is not None:
-            self._shell.store.pin(self._lease)  # Raises LeaseExpired.
-
-    def __exit__(self, *_: object) -> None:
-        if self._lease is not None:
-            self._shell.store.unpin(self._lease, self._shell.now())
+        def unpin(_: object = None) -> None:
+            store.unpin(lease, self._shell.now())
             self._shell.settle()
+
+        try:
+            copying = begin()
+        except BaseException:
+            unpin()
+            raise
+        copying.add_done_callback(unpin)
+        return copying
 
 
 @dataclass
@@ -289,13 +293,14 @@ class InlineTransfer:
         if not isinstance(first, pb.PutRequest) or first.WhichOneof("body") != "header":
             raise InvalidArgument("the first message must be the header", field="header")
         filling = self._transfers.fill(first.header)
-        copying: asyncio.Task[None] | None = None
+        copying: Copying | None = None
         try:
             if first.header.HasField("source"):
-                copying = asyncio.ensure_future(self._transfers.copy_source(first.header, filling))
+                copying = self._transfers.copy_source(first.header, filling)
             trailer = await self._take(filling, messages)
             if copying is not None:
                 await copying
+                filling.copied()
             filling.check_trailer(trailer)
             await self._shell.failpoints.hit("put.commit")
             return filling.finish(trailer)

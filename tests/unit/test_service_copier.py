@@ -218,7 +218,7 @@ async def test_a_file_cut_short_is_told_by_its_new_end(bench: Bench, size: int) 
 async def test_a_file_cut_short_between_the_check_and_the_copy(bench: Bench, verb: str) -> None:
     bench.failpoints.arm(f"region.{verb}", "delay:20ms")
     region = bench.region(memfd(MIB))
-    copying = asyncio.create_task(getattr(bench.copier, verb)(region, _copies((0, 0, MIB))))
+    copying = asyncio.ensure_future(getattr(bench.copier, verb)(region, _copies((0, 0, MIB))))
     await asyncio.sleep(0)
     os.ftruncate(region.fd, 10)
     with pytest.raises(InvalidArgument, match="ended at byte 10 of the region"):
@@ -319,7 +319,7 @@ async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench
         at, other = halves[i % 2], halves[1 - i % 2]
         number = bench.table.register(ONE, os.dup(shared), offset=0, length=32 * MIB)
         region = bench.table.get(ONE, number)
-        copying = asyncio.create_task(getattr(bench.copier, verb)(region, _copies((at, at, size))))
+        copying = asyncio.ensure_future(getattr(bench.copier, verb)(region, _copies((at, at, size))))
         await asyncio.sleep(dice.choice([0, 0.00005, 0.0001, 0.0003]))
         copying.cancel()
         assert bench.table.unregister(ONE, number)
@@ -336,7 +336,7 @@ async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench
 async def test_a_caller_that_is_told_twice_to_stop_still_waits_for_the_threads(bench: Bench) -> None:
     size = 24 * MIB
     region = bench.region(memfd(size))
-    copying = asyncio.create_task(bench.copier.drain(region, _copies((0, 0, size))))
+    copying = asyncio.ensure_future(bench.copier.drain(region, _copies((0, 0, size))))
     await asyncio.sleep(0.0005)
     copying.cancel()
     await asyncio.sleep(0)
@@ -370,7 +370,7 @@ async def test_a_session_that_ends_under_a_copy_does_not_take_its_descriptor(ben
     size = 16 * MIB
     region = bench.region(memfd(size))
     os.pwrite(region.fd, b"\x77" * size, 0)
-    copying = asyncio.create_task(bench.copier.fill(region, _copies((0, 0, size))))
+    copying = asyncio.ensure_future(bench.copier.fill(region, _copies((0, 0, size))))
     await asyncio.sleep(0)
     bench.table.end_session(ONE)
     assert is_open(region.fd)
@@ -383,7 +383,7 @@ async def test_a_copier_that_closes_ends_its_calls_and_takes_no_more() -> None:
     before = set(threading.enumerate())
     bench = _bench()
     regions = [bench.region(memfd(1 << 30)) for _ in range(3)]
-    copying = [asyncio.create_task(bench.copier.fill(r, _large())) for r in regions]
+    copying = [asyncio.ensure_future(bench.copier.fill(r, _large())) for r in regions]
     await asyncio.sleep(0)
     bench.copier.close()
     outcomes = await asyncio.gather(*copying, return_exceptions=True)
@@ -416,7 +416,7 @@ async def test_a_small_call_does_not_wait_for_the_end_of_a_large_one(threads: in
 
 async def test_the_loop_goes_on_while_bytes_move(bench: Bench) -> None:
     region = bench.region(memfd(1 << 30))
-    copying = asyncio.create_task(bench.copier.fill(region, _large()))
+    copying = asyncio.ensure_future(bench.copier.fill(region, _large()))
     turns = 0
     while not copying.done():
         await asyncio.sleep(0)
@@ -451,7 +451,7 @@ async def test_a_writer_that_stops_past_its_lease_never_touches_another_key(benc
         offsets = shard.store.part_views(owner.parts)[0]
         return _copies(*((offset, i * 4096, 4096) for i, offset in enumerate(offsets)))
 
-    writing = asyncio.create_task(bench.copier.fill(late, copies_of(lease)))
+    writing = asyncio.ensure_future(bench.copier.fill(late, copies_of(lease)))
     await asyncio.sleep(0)
     shard.pass_time(2.0)
     taken = _reserved(other, 100, count, lease_s=60.0)

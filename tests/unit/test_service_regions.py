@@ -196,25 +196,28 @@ def test_a_region_s_descriptor_is_closed_when_it_is_given_back() -> None:
 
 def test_a_copy_under_way_keeps_the_descriptor(table: RegionTable) -> None:
     region = table.get(ONE, table.register(ONE, memfd(4096), offset=0, length=4096))
-    with region.in_use(), region.in_use():
-        table.end_session(ONE)
-        with pytest.raises(InvalidArgument):
-            table.get(ONE, 1)
-        assert is_open(region.fd)
-        with pytest.raises(InvalidArgument) as caught, region.in_use():
-            pass
-        assert caught.value.field == "region"
-        assert is_open(region.fd)
+    region.use()
+    region.use()
+    table.end_session(ONE)
+    with pytest.raises(InvalidArgument):
+        table.get(ONE, 1)
+    with pytest.raises(InvalidArgument) as caught:
+        region.use()
+    assert caught.value.field == "region"
+    region.unuse()
+    assert is_open(region.fd)
+    region.unuse()
     assert not is_open(region.fd)
 
 
 async def test_who_retires_a_region_waits_for_its_copies(table: RegionTable) -> None:
     region = table.get(ONE, table.register(ONE, memfd(4096), offset=0, length=4096))
-    with region.in_use():
-        retiring = asyncio.create_task(table.retire(ONE, 1))
-        await asyncio.sleep(0)
-        assert table.region_count == 0
-        assert not retiring.done()
+    region.use()
+    retiring = asyncio.create_task(table.retire(ONE, 1))
+    await asyncio.sleep(0)
+    assert table.region_count == 0
+    assert not retiring.done()
+    region.unuse()
     assert await retiring
     assert not await table.retire(ONE, 1)
 

@@ -486,6 +486,7 @@ class _Trailer:
         return self
 
     def __next__(self) -> Piece:
+        os.sched_yield()  # The shard was woken, perhaps on this CPU: it is to begin before the hashing does.
         checksums = self._copier.hash_alone(self._outgoing.parts)  # The shard copies with more threads meanwhile.
         trailer = store.PutTrailer(checksums=checksums)
         return [], 0, store.PutRequest(trailer=trailer).SerializeToString(), True

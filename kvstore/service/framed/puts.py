@@ -39,7 +39,8 @@ class PutStream:
         self._answered, self._ended = answered, ended
         self._started = time.perf_counter_ns()
         self._filling: Filling | None = None
-        self._copying: asyncio.Task[None] | None = None
+        self._copying: asyncio.Future[None] | None = None
+        self._has_source = False
         self._trailer: pb.PutTrailer | None = None
         self._over = False  # It was answered, or nobody waits for the answer.
         self.has_ended = False  # The request's last frame has come.
@@ -109,8 +110,9 @@ class PutStream:
             self._shell.failpoints.hit_now("before.Put")
             header = _body(message, "header").header
             self._filling = self._transfers.fill(header)
-            if header.HasField("source"):
-                self._copying = asyncio.ensure_future(self._transfers.copy_source(header, self._filling))
+            self._has_source = header.HasField("source")
+            if self._has_source:
+                self._copying = self._transfers.copy_source(header, self._filling)
                 self._copying.add_done_callback(self._copied)
         elif message:
             if self._trailer is not None or not frame.ends:
@@ -121,14 +123,14 @@ class PutStream:
                 raise InvalidArgument("carries none with `source`", field="frame.payload_bytes", limit="0")
             self._shell.failpoints.hit_now("put.chunk")
 
-    def _copied(self, task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or self._over:
+    def _copied(self, copying: asyncio.Future[None]) -> None:
+        error = None if copying.cancelled() else copying.exception()
+        if copying.cancelled() or self._over:
             return
         try:
             if error is not None:
                 raise error
-            if self.has_ended and task is self._copying:
+            if self.has_ended and copying is self._copying:
                 self._finish()
         except Exception as failure:  # noqa: BLE001 - the outermost place of the door
             self._fail(failure)
@@ -136,12 +138,14 @@ class PutStream:
     def _finish(self) -> None:
         assert self._filling is not None
         assert self._trailer is not None
-        if self._copying is not None and self._copying.done():
+        if self._copying is not None:
             self._copying.result()
+        if self._has_source:
+            self._filling.copied()
         self._filling.check_trailer(self._trailer)
         self._end(self._filling.finish(self._trailer).SerializeToString(), END)
 
-    async def _finish_later(self, copying: asyncio.Task[None] | None) -> None:
+    async def _finish_later(self, copying: asyncio.Future[None] | None) -> None:
         if copying is not None:
             await copying
         await self._shell.failpoints.hit("put.commit")
