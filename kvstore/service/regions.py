@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.core.columns import Flags, Longs, Words
+from kvstore.core.few import Offsets
 from kvstore_wire.errors import InvalidArgument, TableFull
 from kvstore_wire.limits import MAX_CALL_SLICES
 from kvstore_wire.v1 import types_pb2 as types
@@ -33,24 +34,31 @@ _WRITE_SEALS = fcntl.F_SEAL_WRITE | 0x10  # F_SEAL_FUTURE_WRITE, which Python be
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """What to copy between the arena and one region, a row a slice.
+    """What to copy between the arena and one region, a row a slice; of few slices, the columns are lists.
 
     Shapes: (slices,) each. Units: bytes, from the start of the arena and of the region.
     """
 
-    arena: Longs
-    region: Longs
-    lengths: Longs
+    arena: Offsets
+    region: Offsets
+    lengths: Offsets
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
-        return self.arena.tolist(), self.region.tolist(), self.lengths.tolist()
+        return listed(self.arena), listed(self.region), listed(self.lengths)
+
+    def columns(self) -> tuple[Longs, Longs, Longs]:
+        return np.asarray(self.arena), np.asarray(self.region), np.asarray(self.lengths)
 
     @property
     def size_bytes(self) -> int:
-        return int(self.lengths.sum())
+        return int(sum(self.lengths)) if isinstance(self.lengths, list) else int(self.lengths.sum())
+
+
+def listed(numbers: Offsets) -> list[int]:
+    return numbers if isinstance(numbers, list) else numbers.tolist()
 
 
 @dataclass(eq=False)
@@ -289,7 +297,7 @@ def _plan_few(
             arena.append(offset)
             region_at.append(at)
             sizes.append(size)
-    return Copies(*(np.array(numbers, np.int64) for numbers in (arena, region_at, sizes)))
+    return Copies(arena, region_at, sizes)
 
 
 def _counts(slices: types.RegionSlices, parts: int, field: str) -> Longs:

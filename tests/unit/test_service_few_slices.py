@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvstore.service import copier, regions
 from kvstore.service.copier import _Rows
-from kvstore.service.regions import Copies, Region, _plan_few, plan
+from kvstore.service.regions import Copies, Region, _plan_few, listed, plan
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import types_pb2 as types
 
@@ -77,10 +77,10 @@ _PART_LENGTHS = st.sampled_from((-1, 0, 1, 10, 11, 900, 901, 1 << 62))
 _ANY_ROWS = _right_rows() | st.tuples(_NUMBERS, _NUMBERS, _PART_LENGTHS, st.sampled_from((-1, 0, 4096)))
 
 
-def _listed(copies: Copies) -> list[tuple[str, list[int]]]:
-    columns = (copies.arena, copies.region, copies.lengths)
+def _listed(copies: Copies) -> list[list[int]]:
+    columns = copies.columns()
     assert {column.shape for column in columns} == {(len(copies),)}
-    return [(str(column.dtype), column.tolist()) for column in columns]
+    return list(copies.lists())
 
 
 Outcome = object
@@ -182,10 +182,8 @@ def _copies(rows: Sequence[tuple[int, int, int]]) -> Copies:
     return Copies(arena, region, lengths)
 
 
-def _columns(rows: _Rows) -> dict[str, tuple[str, list[int]]]:
-    columns = {each.name: getattr(rows, each.name) for each in fields(_Rows)}
-    assert len({column.shape for column in columns.values()}) == 1
-    return {name: (str(column.dtype), column.tolist()) for name, column in columns.items()}
+def _columns(rows: _Rows) -> dict[str, list[int]]:
+    return {each.name: listed(getattr(rows, each.name)) for each in fields(_Rows)}
 
 
 def _by_columns(copies: Copies, piece_bytes: int) -> _Rows:
@@ -198,8 +196,9 @@ def _rows(rows: Sequence[tuple[int, int, int]], piece_bytes: int) -> list[tuple[
     copies = _copies(rows)
     few = _Rows._of_few(copies, piece_bytes)
     assert _columns(few) == _columns(_by_columns(copies, piece_bytes)) == _columns(_Rows.of(copies, piece_bytes))
-    columns = (few.arena, few.region, few.lengths, few.starts, few.ends)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+    begins = [i in few.starts for i in range(len(few.lengths))]
+    columns = (few.arena, few.region, few.lengths, begins, few.ends)
+    return list(zip(*map(list, columns), strict=True))
 
 
 @st.composite
@@ -209,7 +208,7 @@ def _chains(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     for _ in range(draw(st.integers(0, 12))):
         arena = draw(st.just(arena_end) | st.integers(0, 200))
         region = draw(st.just(region_end) | st.integers(0, 200))
-        size = draw(st.integers(0, 30))
+        size = draw(st.integers(1, 30))
         rows.append((arena, region, size))
         arena_end, region_end = arena + size, region + size
     return draw(st.permutations(rows)) if draw(st.booleans()) else rows

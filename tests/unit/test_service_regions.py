@@ -237,7 +237,7 @@ def _slices(rows: Sequence[tuple[int, int]], counts: Sequence[int] = ()) -> type
 def _rows(region: Region, slices: types.RegionSlices, parts: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
     """(arena, region, length) of each copy planned; `parts` are (length, arena offset)."""
     copies = plan(slices, region, [p[0] for p in parts], [p[1] for p in parts], field="source")
-    columns = (copies.arena.tolist(), copies.region.tolist(), copies.lengths.tolist())
+    columns = copies.lists()
     return list(zip(*columns, strict=True))
 
 
