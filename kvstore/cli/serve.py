@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli import exit_codes
-from kvstore.cli.scheduling import ask_for_short_slices
 from kvstore.cli.streaming import ask_for_streaming_stores
 from kvstore.config import Address, Config, check_memory, load_config, options, startup_lines
 from kvstore.service.failpoints import ENVIRONMENT, Failpoints
+from kvstore.service.scheduling import ask_for_short_slices
 
 _LOG = logging.getLogger("kvstore.serve")
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import cast
 
 import pytest
 
 from kvstore.service.framed.turns import (
     _BESIDE_S,
+    _CROWDED_AGAIN_S,
+    _CROWDED_S,
     _LEAST_POLL_S,
+    _LONGEST_MOVE_PAUSE_S,
+    _MOVE_PAUSE_S,
     ALONE_BYTES,
     BESIDE_SMALL_BYTES,
     SHARED_BYTES,
     Turns,
 )
+from kvstore.service.scheduling import move_away
 
 # Times are sums of powers of two, so that they are exact.
 POLL_S = 2.0**-11
@@ -47,11 +54,13 @@ class Bench:
 
     def __init__(self, busy_poll_s: float = POLL_S) -> None:
         self.now, self.loop, self.others_work = START_S, Loop(), False
+        self.moves = list[float]()
         self.turns = Turns(
             cast(asyncio.AbstractEventLoop, self.loop),
             clock=lambda: self.now,
             busy_poll_s=busy_poll_s,
             others_work=lambda: self.others_work,
+            move=lambda: self.moves.append(self.now),
         )
 
     def turn(self, connection: object, *, after_s: float, small: bool = False, came: bool = True) -> int:
@@ -269,3 +278,87 @@ def test_on_an_only_cpu_it_never_polls() -> None:
     finally:
         os.sched_setaffinity(0, cpus)
     _serve_fast(bench)
+
+
+# -- where ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yielding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], int]:
+    """Polls once, so long after the last time, and is away for so long where it yields; returns the moves so far."""
+
+    def poll(after_s: float, away_s: float) -> int:
+        def yield_cpu() -> None:
+            bench.now += away_s
+
+        monkeypatch.setattr(os, "sched_yield", yield_cpu)
+        bench.now += after_s
+        bench.turn("a", after_s=0.0)
+        bench.loop.run_once()
+        return len(bench.moves)
+
+    _busy(bench)
+    return poll
+
+
+@polls
+def test_who_shares_its_cpu_moves(bench: Bench, yielding: Callable[[float, float], int]) -> None:
+    assert [yielding(POLL_S / 2, 2 * _CROWDED_S) for _ in range(2)] == [0, 1]
+
+
+@polls
+def test_who_is_alone_or_was_interrupted_stays(bench: Bench, yielding: Callable[[float, float], int]) -> None:
+    for _ in range(100):
+        assert yielding(POLL_S / 2, _CROWDED_S / 2) == 0
+    for _ in range(100):
+        assert yielding(0.0, 2 * _CROWDED_S) == 0
+        bench.now += _CROWDED_AGAIN_S
+        bench.turn("a", after_s=0.0)
+
+
+@polls
+def test_where_moving_does_not_help_it_is_done_ever_more_seldom(
+    bench: Bench, yielding: Callable[[float, float], int]
+) -> None:
+    while bench.now < START_S + 10:
+        yielding(POLL_S / 2, 2 * _CROWDED_S)
+    pauses = [later - earlier for earlier, later in pairwise(bench.moves)]
+    assert pauses[0] < 4 * _MOVE_PAUSE_S
+    assert max(pauses) < 1.1 * _LONGEST_MOVE_PAUSE_S + 0.1
+    assert all(later > 1.3 * earlier or later > 0.9 * _LONGEST_MOVE_PAUSE_S for earlier, later in pairwise(pauses))
+    assert len(bench.moves) < 20
+
+
+@polls
+def test_where_it_helped_the_next_move_may_come_soon_again(
+    bench: Bench, yielding: Callable[[float, float], int]
+) -> None:
+    for moves in range(20):
+        assert yielding(POLL_S / 2, 2 * _CROWDED_S) == moves
+        assert yielding(POLL_S / 2, 2 * _CROWDED_S) == moves + 1
+        bench.now += 8 * _MOVE_PAUSE_S
+        bench.turn("a", after_s=0.0)
+
+
+def test_a_thread_moves_to_another_cpu_and_may_run_on_all_as_before() -> None:
+    before = os.sched_getaffinity(0)
+    assert move_away() == (len(before) > 1)
+    assert os.sched_getaffinity(0) == before
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert not move_away()
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_a_closed_connection_is_not_kept(bench: Bench) -> None:
+    class Connection:
+        pass
+
+    made = Connection()
+    gone = weakref.ref(made)
+    bench.turn(made, after_s=1.0, small=True)
+    bench.turns.forget(made)
+    del made
+    assert gone() is None

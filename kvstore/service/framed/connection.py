@@ -108,6 +108,7 @@ class Connection:
         self._outbox.close()
         self._verbs.close()
         self._sock.close()
+        self._turns.forget(self)
         self._closed(self, why)
 
     # -- in ------------------------------------------------------------------------------------------------------

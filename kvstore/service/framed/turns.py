@@ -3,6 +3,10 @@
 Why a loop with nothing to do stays awake for a moment: after a sleep the next tenth of a millisecond of Python runs at
 half its speed, on a virtual machine more than elsewhere, since sleeping leaves the machine. A client that makes one
 small request after the other would pay for that with each of them.
+
+Why it moves: the kernel likes to wake a server on the CPU of the client that wakes it. Two that are awake all the time
+then take turns there, beside a CPU that idles, and nothing of what they do overlaps. Who yields and comes back late
+shares its CPU.
 """
 
 from __future__ import annotations
@@ -11,11 +15,16 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from kvstore.service.scheduling import move_away
+
 ALONE_BYTES = 4 << 20  # Moved in one turn by a connection that none was served beside.
 SHARED_BYTES = 1 << 20  # By one of several: each may have to wait for that of each other.
 BESIDE_SMALL_BYTES = 256 << 10  # Beside one that asks for little at a time, which it waits for.
 _BESIDE_S = 0.02  # Two connections served within this share the loop.
 _LEAST_POLL_S = 20e-6
+_CROWDED_S = 50e-6  # Yielding takes less than a microsecond where nobody else wants the CPU.
+_CROWDED_AGAIN_S = 0.02  # One time may be an interrupt's.
+_MOVE_PAUSE_S, _LONGEST_MOVE_PAUSE_S = 0.005, 1.0  # Where all CPUs are busy, moving helps nobody.
 
 
 class Turns:
@@ -32,8 +41,11 @@ class Turns:
         clock: Callable[[], float],
         busy_poll_s: float,
         others_work: Callable[[], bool],
+        move: Callable[[], object] = move_away,
     ) -> None:
-        self._loop, self._clock, self._others_work = loop, clock, others_work
+        self._loop, self._clock, self._others_work, self._move = loop, clock, others_work, move
+        self._crowded_s = self._moved_s = -1.0
+        self._move_pause_s = _MOVE_PAUSE_S
         # On an only CPU it would keep the peer from running.
         self._most_poll_s = busy_poll_s if len(os.sched_getaffinity(0)) > 1 else 0.0
         self._poll_s = self._until = 0.0
@@ -68,10 +80,33 @@ class Turns:
                 self._polling = True
                 self._loop.call_soon(self._poll)
 
+    def forget(self, connection: object) -> None:
+        """Lets go of a connection that was closed."""
+        if self._last is connection:
+            self._last = None
+        if self._small is connection:
+            self._small = None
+
     def _poll(self) -> None:
         """What is to be run soon keeps the loop from sleeping: it looks at its sockets and comes back here."""
-        if self._clock() < self._until and not self._others_work():
+        now = self._clock()
+        if now < self._until and not self._others_work():
             os.sched_yield()
+            back = self._clock()
+            if back - now > _CROWDED_S:
+                self._crowded(back)
             self._loop.call_soon(self._poll)
         else:
             self._polling = False
+
+    def _crowded(self, now: float) -> None:
+        """Notes that another thread ran on this CPU meanwhile; the second time in a moment, this one moves."""
+        again = now - self._crowded_s < _CROWDED_AGAIN_S
+        self._crowded_s = now
+        since_s = now - self._moved_s
+        if not again or since_s < self._move_pause_s:
+            return
+        longer_s = min(2 * self._move_pause_s, _LONGEST_MOVE_PAUSE_S)
+        self._move_pause_s = longer_s if since_s < 4 * self._move_pause_s else _MOVE_PAUSE_S
+        self._moved_s, self._crowded_s = now, -1.0
+        self._move()

@@ -1,7 +1,8 @@
-"""How the kernel schedules the thread of the event loop."""
+"""How the kernel schedules the thread of the event loop: soon, and not on a CPU where others compute."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -27,3 +28,18 @@ def ask_for_short_slices() -> bool:
         return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
     except (AttributeError, OSError):
         return False
+
+
+def move_away() -> bool:
+    """Moves the calling thread to another of its CPUs; false where it has none. It may be moved back any time."""
+    own = os.sched_getaffinity(0)
+    try:
+        others = own - {ctypes.CDLL(None).sched_getcpu()}
+    except AttributeError:
+        return False
+    if not others:
+        return False
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, others)
+        os.sched_setaffinity(0, own)
+    return True
