@@ -10,14 +10,15 @@ import fcntl
 import mmap
 import os
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvstore_client.buffers import Slices
+from kvstore_client.errand import Shared
 from kvstore_client.mapping import F_SEAL_SHRINK
 from kvstore_client.paths import Path
 from kvstore_wire.errors import InvalidArgument
@@ -52,9 +53,10 @@ class Region:
             raise
         self.start = _address(self.memory)
         self.registration: Registration | None = None  # The last one; those of earlier sessions ended with them.
-        self.registering: Future[None] | None = None  # The last attempt; it may be under way.
+        self.registering: Shared[None] = Shared()
         self.refused: set[bytes] = set()  # Sessions that may not register it.
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # While it is registered or given back: held for as long as the shard takes.
+        self._closing = threading.Lock()
         self.closed = False
 
     def number(self, session: bytes) -> int | None:
@@ -64,11 +66,23 @@ class Region:
 
     def close(self) -> None:
         """Ends the region here; shards forget it with the session, or when they are next told. Idempotent."""
-        with self.lock:
+        with self._closing:
             if self.closed:
                 return
             self.closed = True
             os.close(self.fd)
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """A descriptor that stays open whatever happens to the region. Raises OSError; InvalidArgument if closed."""
+        with self._closing:
+            if self.closed:
+                raise InvalidArgument("was closed", field="region")
+            fd = os.dup(self.fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def _mapped(self) -> memoryview:
         grain = mmap.ALLOCATIONGRANULARITY

@@ -18,7 +18,7 @@ from kvstore.service.framed.requests import Requests
 from kvstore_client import BlockState, Client
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import run_now
-from kvstore_client.errand import THREAD_NAME
+from kvstore_client.errand import MOST_THREADS, THREAD_NAME
 from kvstore_client.errors import PathDown
 from kvstore_client.fast import dial as dialing
 from kvstore_client.fast.dial import CONNECT_S, Endpoint, dial
@@ -474,7 +474,7 @@ def get_damaged(driver: Driver, shard: Shard) -> None:
 @pytest.mark.parametrize("point", ["before.Acquire", "before.Release"])
 def test_a_shard_that_does_not_take_a_report_holds_up_no_get(point: str) -> None:
     with sharded() as shard, driven("blocking", options_of(shard.target, "bulk", deadline_ms=30_000)) as driver:
-        shard.arm(point, "delay:60s*1")
+        shard.arm(point, f"delay:60s*{MOST_THREADS}")
         began_s = time.monotonic()
         get_damaged(driver, shard)
         assert time.monotonic() - began_s < 10

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvstore_client.deadline import Deadline
-from kvstore_client.errand import THREAD_NAME, Errands, begun, waited
-from kvstore_client.errors import ClientClosed
+from kvstore_client.errand import MOST_THREADS, THREAD_NAME, Errands, Shared, begun, waited
+from kvstore_client.errors import PathDown
 from kvstore_wire.errors import DeadlineExceeded, Denied, KvStoreError
 
 LONG_S = 30.0  # What takes as long hangs.
@@ -59,7 +61,7 @@ def no_more_threads(_: threading.Thread) -> None:
 
 
 def test_errands_run_in_the_order_they_were_taken_and_one_at_a_time() -> None:
-    errands, ran, threads = Errands(1000), [], set()
+    errands, ran, threads = Errands(1000, threads=1), [], set()
 
     def errand(number: int) -> None:
         threads.add(threading.current_thread())
@@ -74,7 +76,7 @@ def test_errands_run_in_the_order_they_were_taken_and_one_at_a_time() -> None:
 
 
 def test_so_many_errands_wait_and_no_more() -> None:
-    errands, held, ran = Errands(3), Held(), []
+    errands, held, ran = Errands(3, threads=1), Held(), []
     assert errands.take(held)
     held.until_begun()  # It waits no more, and leaves room for three.
     assert [errands.take(lambda i=i: ran.append(i)) for i in range(5)] == [True] * 3 + [False] * 2  # type: ignore[misc]
@@ -87,7 +89,7 @@ def test_so_many_errands_wait_and_no_more() -> None:
 
 
 def test_close_waits_for_what_was_taken_and_takes_nothing_more() -> None:
-    errands, held, ran = Errands(1_000_000), Held(), []
+    errands, held, ran = Errands(1_000_000, threads=1), Held(), []
     assert errands.take(held)
     assert errands.take(lambda: ran.append("taken"))
     held.until_begun()
@@ -110,7 +112,7 @@ def test_close_waits_for_what_was_taken_and_takes_nothing_more() -> None:
 
 
 def test_close_waits_no_longer_than_it_may_and_what_was_taken_goes_on() -> None:
-    before, errands, held, ran = set(threading.enumerate()), Errands(10), Held(), []
+    before, errands, held, ran = set(threading.enumerate()), Errands(10, threads=1), Held(), []
     assert errands.take(held)
     assert errands.take(lambda: ran.append("taken"))
     held.until_begun()
@@ -127,7 +129,7 @@ def test_close_waits_no_longer_than_it_may_and_what_was_taken_goes_on() -> None:
 
 
 def test_close_called_by_an_errand_does_not_wait_for_itself() -> None:
-    before, errands, held, came = set(threading.enumerate()), Errands(10), Held(), []
+    before, errands, held, came = set(threading.enumerate()), Errands(10, threads=1), Held(), []
 
     def close() -> None:
         try:
@@ -148,8 +150,8 @@ def test_close_called_by_an_errand_does_not_wait_for_itself() -> None:
 
 
 def test_the_thread_for_errands_begins_with_the_first_and_keeps_no_process_alive() -> None:
-    before, errands, held = set(threading.enumerate()), Errands(10), Held()
-    Errands(10).close(LONG_S)
+    before, errands, held = set(threading.enumerate()), Errands(10, threads=1), Held()
+    Errands(10, threads=1).close(LONG_S)
     assert new_threads(before) == []
     assert errands.take(held)
     assert errands.take(held)
@@ -161,14 +163,96 @@ def test_the_thread_for_errands_begins_with_the_first_and_keeps_no_process_alive
 
 
 def test_an_interpreter_that_ends_takes_no_errand(monkeypatch: pytest.MonkeyPatch) -> None:
-    errands, held = Errands(10), Held()
+    errands, held = Errands(10, threads=1), Held()
     monkeypatch.setattr(threading.Thread, "start", no_more_threads)
     assert not errands.take(held)
-    with pytest.raises(ClientClosed):
+    with pytest.raises(PathDown):
         begun(held)
     monkeypatch.undo()
     errands.close(LONG_S)
     assert held.runs == 0
+
+
+def test_errands_that_hang_hold_up_no_others_as_long_as_there_are_threads() -> None:
+    before, errands, ran = set(threading.enumerate()), Errands(100), []
+    hanging = [Held() for _ in range(MOST_THREADS - 1)]
+    for held in hanging:
+        assert errands.take(held)
+        held.until_begun()
+    for i in range(20):
+        assert errands.take(lambda i=i: ran.append(i))  # type: ignore[misc]
+    until(lambda: len(ran) == 20, "one that hangs holds them up")
+    assert ran == list(range(20))
+    assert len(new_threads(before)) == MOST_THREADS
+    for held in hanging:
+        held.let_go()
+    errands.close(LONG_S)
+    assert new_threads(before) == []
+
+
+def test_one_after_the_other_needs_one_thread() -> None:
+    before, errands = set(threading.enumerate()), Errands(100)
+    for _ in range(50):
+        held = Held()
+        assert errands.take(held)
+        held.let_go()
+        held.until_begun()
+        until(lambda: errands._idle == 1, "it does not end")
+    assert len(new_threads(before)) == 1
+    errands.close(LONG_S)
+
+
+def test_an_errand_may_hand_out_another_and_close() -> None:
+    errands, ran = Errands(10), []
+
+    def errand() -> None:
+        with errands._changed:  # As where what is forgotten within `take` closes these.
+            errands.take(lambda: ran.append("inner"))
+            errands.close(0.01)
+        ran.append("outer")
+
+    assert errands.take(errand)
+    until(lambda: len(ran) == 2, "it waits for itself")
+    errands.close(LONG_S)
+    assert sorted(ran) == ["inner", "outer"]
+
+
+# -- what several want ------------------------------------------------------------------------------------------------
+
+
+def test_what_several_want_is_done_once_and_anew_once_it_is_done() -> None:
+    shared, held = Shared[int](), Held()
+    first, second = shared.begin("a", held), shared.begin("a", held)
+    assert first is second is shared.under_way
+    held.let_go()
+    assert waited(first, Deadline.after(20_000), "testing") == 42
+    until(lambda: shared.under_way is None, "it is kept")
+    assert shared.begin("a", lambda: 7).result(LONG_S) == 7
+    assert held.runs == 1
+
+
+def test_who_wants_something_else_does_not_wait_for_the_first() -> None:
+    shared, held = Shared[int](), Held()
+    first = shared.begin("a", held)
+    assert shared.begin("b", lambda: 7).result(LONG_S) == 7
+    held.let_go()
+    assert first.result(LONG_S) == 42
+
+
+def test_nothing_is_kept_of_work_that_failed() -> None:
+    class Buffer:
+        pass
+
+    def call(into: Buffer) -> None:
+        with pytest.raises(OSError, match="broken"):
+            waited(shared.begin(into is None, failing(OSError("broken"))), Deadline.after(20_000), "testing")
+
+    shared, buffer = Shared[None](), Buffer()
+    gone = weakref.ref(buffer)
+    call(buffer)
+    del buffer
+    gc.collect()
+    assert gone() is None
 
 
 # -- what several wait for --------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -34,7 +35,7 @@ def clock() -> Clock:
 
 def paths_of(*transports: str, clock: Clock | None = None) -> Paths:
     options = ClientOptions("10.0.0.9:7070", transports=transports)
-    return Paths(options, QuietLog("test"), clock=clock or Clock())
+    return Paths(options, QuietLog("test"), clock=clock or Clock(), probe=lambda _: None, aside=lambda work: work())
 
 
 def binding(offers: dict[str, str], generation: int = 1) -> Binding:
@@ -135,6 +136,88 @@ def test_without_grpc_to_fall_back_to_the_pause_stays_short(clock: Clock) -> Non
         clock.now_s += ClientOptions("h:1").connect_backoff_max_ms / 1000 + 0.01
     assert not paths.takes_grpc()
     assert "none of bulk works at 10.0.0.9:7070" in str(no_way(paths.options))
+
+
+class Aside:
+    """Ways are tried when the test says so, and fail while they are in `down`."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.waiting = list[Callable[[], None]]()
+        self.down, self.tried = set[str](), list[str]()
+        paths.aside, paths.probe = lambda work: self.waiting.append(work), self.probe
+
+    def probe(self, path: Path) -> None:
+        self.tried.append(path.name)
+        if path.name in self.down:
+            raise DOWN
+
+    def run(self) -> None:
+        due, self.waiting = self.waiting, []
+        for work in due:
+            work()
+
+
+def test_a_way_that_failed_is_tried_on_the_side_while_calls_go_by_the_next(clock: Clock) -> None:
+    paths, bound = paths_of("shm", "bulk", "grpc", clock=clock), binding(OFFERS)
+    aside = Aside(paths)
+    paths.failed(taken(paths, bound), DOWN)
+    assert (best(paths, bound), aside.waiting) == ("bulk", [])
+    clock.now_s += FIRST_PAUSE_S + 0.01
+    assert [best(paths, bound) for _ in range(5)] == ["bulk"] * 5
+    assert len(aside.waiting) == 1
+    aside.run()
+    assert (best(paths, bound), aside.tried) == ("shm", ["shm"])
+
+
+def test_a_way_that_is_still_down_costs_no_call_and_is_tried_ever_more_seldom(clock: Clock) -> None:
+    paths, bound = paths_of("bulk", "grpc", clock=clock), binding(OFFERS)
+    aside = Aside(paths)
+    aside.down.add("bulk")
+    paths.failed(taken(paths, bound), DOWN)
+    for _ in range(1200):
+        clock.now_s += 0.5
+        assert best(paths, bound) == "grpc"
+        aside.run()
+    assert 600 / LONGEST_PAUSE_S <= len(aside.tried) <= 600 / LONGEST_PAUSE_S + 8
+    assert paths.falls == 1
+    aside.down.clear()
+    clock.now_s += LONGEST_PAUSE_S + 0.01
+    best(paths, bound)
+    aside.run()
+    assert best(paths, bound) == "bulk"
+
+
+def test_a_way_that_can_be_connected_to_but_fails_calls_is_left_out_longer_each_time(clock: Clock) -> None:
+    paths, bound = paths_of("shm", "grpc", clock=clock), binding(OFFERS)
+    aside = Aside(paths)
+    for _ in range(400):
+        if best(paths, bound) == "shm":
+            paths.failed(taken(paths, bound), DOWN)
+        aside.run()
+        clock.now_s += 0.5
+    assert 200 / LONGEST_PAUSE_S <= paths.falls <= 200 / LONGEST_PAUSE_S + 8
+
+
+def test_where_no_other_way_is_left_a_call_tries_the_one_that_failed(clock: Clock) -> None:
+    paths, bound = paths_of("bulk", clock=clock), binding(OFFERS)
+    Aside(paths)
+    paths.failed(taken(paths, bound), DOWN)
+    assert paths.best(bound) is None
+    clock.now_s += FIRST_PAUSE_S + 0.01
+    assert best(paths, bound) == "bulk"
+
+
+def test_without_a_thread_for_it_a_way_is_tried_another_time(clock: Clock) -> None:
+    def no_thread(_: Callable[[], None]) -> None:
+        raise PathDown("no thread can be begun")
+
+    paths, bound = paths_of("bulk", "grpc", clock=clock), binding(OFFERS)
+    paths.aside = no_thread
+    paths.failed(taken(paths, bound), DOWN)
+    clock.now_s += FIRST_PAUSE_S + 0.01
+    assert [best(paths, bound) for _ in range(3)] == ["grpc"] * 3
+    paths.aside = lambda work: work()
+    assert best(paths, bound) == "bulk"
 
 
 def test_another_life_of_the_shard_begins_without_blame() -> None:

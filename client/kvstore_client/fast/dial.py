@@ -18,6 +18,7 @@ from kvstore_wire.errors import KvStoreError
 from kvstore_wire.v1 import channel_pb2 as channel
 
 CONNECT_S = 2.0  # An address that swallows packets must not eat the whole deadline.
+OPEN_MS = 3000  # More than `dial` takes: for connections that no call waits for.
 _TCP_OPTIONS = (
     (socket.TCP_NODELAY, 1),
     (socket.TCP_KEEPIDLE, 10),

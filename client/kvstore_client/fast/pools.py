@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from kvstore_client.deadline import Deadline
-from kvstore_client.errand import begun
+from kvstore_client.errand import Shared
 from kvstore_client.errors import ClientClosed, PathDown
 from kvstore_client.fast.aio import AsyncLane
-from kvstore_client.fast.dial import Dialed, dial, orphaned
+from kvstore_client.fast.dial import OPEN_MS, Dialed, dial, orphaned
 from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.fast.wire import MakePieces, Meanwhile, Taker
 from kvstore_client.paths import Path, Paths
@@ -24,7 +22,6 @@ from kvstore_wire.frames import Verb
 
 R = TypeVar("R")
 MAX_IDLE_LANES = 32
-OPEN_MS = 3000  # More than `dial` takes.
 _REPEATABLE = frozenset((Verb.MATCH, Verb.GET, Verb.RENEW, Verb.DELETE, Verb.OVER, Verb.EXPLAIN))
 
 
@@ -35,8 +32,7 @@ class BlockingLanes:
         self.path, self._paths, self._busy_poll_s = path, paths, busy_poll_s
         self._idle: deque[BlockingLane] = deque()
         self._closed = self._retired = False
-        self._opening: Future[None] | None = None
-        self._opening_lock = threading.Lock()
+        self._opening: Shared[None] = Shared()
 
     async def exchange(
         self,
@@ -141,13 +137,17 @@ class BlockingLanes:
     def _open_aside(self) -> None:
         """Opens a connection for the next call, and so finds out whether the path works: calls in more of a hurry than
         a connection takes could not."""
-        with self._opening_lock, suppress(ClientClosed):
-            if not self._closed and (self._opening is None or self._opening.done()):
-                self._opening = begun(self._opened_aside)
+        if not self._closed:
+            with suppress(PathDown):
+                self._opening.begin(None, self._opened_aside)
 
     def _opened_aside(self) -> None:
-        with suppress(KvStoreError):
-            self._give_back(self._new_lane(Deadline.after(OPEN_MS)))
+        try:
+            dialed = dial(self.path.endpoint, self.path.generation, Deadline.after(OPEN_MS))
+        except KvStoreError as error:
+            self._paths.failed(self.path, error)
+        else:
+            self._give_back(BlockingLane(dialed, self._busy_poll_s))
 
     def _give_back(self, lane: BlockingLane) -> None:
         if not lane.is_fit or len(self._idle) >= MAX_IDLE_LANES:
@@ -229,8 +229,9 @@ class AsyncLanes:
 
     def _open_ended(self, task: asyncio.Task[AsyncLane]) -> None:
         self._opening = None
-        if not task.cancelled():
-            task.exception()  # Looked at, so that it is not reported as forgotten where no call waits any more.
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, KvStoreError):  # Perhaps no call waits any more.
+            self._paths.failed(self.path, error)
 
 
 def in_thread(work: Callable[[], R]) -> asyncio.Future[R]:

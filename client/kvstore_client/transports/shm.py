@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +22,10 @@ from google.protobuf.message import DecodeError, Message
 from kvstore_client.buffers import Slices
 from kvstore_client.copying import Copier
 from kvstore_client.deadline import Deadline
-from kvstore_client.errand import begun, waited
+from kvstore_client.errand import Shared, waited
 from kvstore_client.errors import ClientClosed, MalformedAnswer, PathDown
-from kvstore_client.fast.dial import dial
+from kvstore_client.fast.dial import OPEN_MS, dial
 from kvstore_client.fast.lane import BlockingLane
-from kvstore_client.fast.pools import OPEN_MS
 from kvstore_client.fast.wire import Meanwhile, OneMessage, Piece
 from kvstore_client.grants import Grants
 from kvstore_client.mapping import ArenaMapping
@@ -72,7 +70,7 @@ class SharedMemory:
         self._log = log
         self._lock = threading.Lock()
         self._mapped = _Mapped(0, None)
-        self._mapping: Future[None] | None = None  # The last attempt; it may be under way.
+        self._mapping: Shared[None] = Shared()
         self._closed = False
 
     def close(self) -> None:
@@ -87,18 +85,23 @@ class SharedMemory:
         """Whether `mapping` answers at once."""
         return self._mapped.generation == path.generation
 
-    def mapping(self, path: Path, session: bytes, deadline: Deadline) -> ArenaMapping | None:
-        """Returns the arena's mapping, None where the shard does not give it. Blocks. Raises KvStoreError."""
-        while True:
-            with self._lock:
-                mapped, attempt = self._mapped, self._mapping
-                if mapped.generation == path.generation:
-                    return mapped.mapping
-                if self._closed:
-                    raise ClientClosed("the client was closed", field="client")
-                if attempt is None or attempt.done():
-                    attempt = self._mapping = begun(lambda: self._map_once(path, session))
+    def mapping(
+        self, path: Path, session: bytes, deadline: Deadline, failed: Callable[[KvStoreError], object]
+    ) -> ArenaMapping | None:
+        """Returns the arena's mapping, None where the shard does not give it. Blocks. Raises KvStoreError.
+
+        `failed` is told where the path does not work, even if no call waits for that any more.
+        """
+        mapped = self._mapped
+        if mapped.generation != path.generation:
+            attempt = self._mapping.begin((path, session), lambda: self._map_once(path, session, failed))
             waited(attempt, deadline, "mapping the shard's memory")
+            mapped = self._mapped
+        if self._closed:
+            raise ClientClosed("the client was closed", field="client")
+        if mapped.generation != path.generation:
+            raise PathDown("the shard has another life meanwhile")
+        return mapped.mapping
 
     def number(self, path: Path, session: bytes, region: Region, deadline: Deadline) -> int | None:
         """Returns the region's number in a session, registering it once; None where the shard refuses it. Blocks."""
@@ -108,12 +111,9 @@ class SharedMemory:
             known = region.number(session)
             if known is not None:
                 return known
-            attempt = region.registering
-            if attempt is None or attempt.done():
-                # A call in a hurry gives up, this does not: without the number that the answer brings, a registration
-                # stays until the session ends.
-                fd = os.dup(region.fd)
-                attempt = region.registering = begun(lambda: self._register_once(path, session, region, fd))
+            # A call in a hurry gives up, this does not: without the number that the answer brings, a registration stays
+            # until the session ends.
+            attempt = region.registering.begin(session, lambda: self._register_once(path, session, region))
         waited(attempt, deadline, "registering a region")
         return region.number(session)
 
@@ -124,9 +124,10 @@ class SharedMemory:
         """
         deadline = Deadline.after(RETIRE_MS)
         with suppress(KvStoreError), _held(region.lock, deadline):
-            if number is None and region.registering is not None:
+            under_way = region.registering.under_way
+            if number is None and under_way is not None:
                 with suppress(PathDown):
-                    waited(region.registering, deadline, "registering a region")
+                    waited(under_way, deadline, "registering a region")
             known = region.registration
             if known is None or number not in (None, known.number):
                 return
@@ -134,25 +135,28 @@ class SharedMemory:
                 self._unregister(known, deadline)
             region.registration = None
 
-    def _map_once(self, path: Path, session: bytes) -> None:
-        made = self._map(path, session, Deadline.after(OPEN_MS))
+    def _map_once(self, path: Path, session: bytes, failed: Callable[[KvStoreError], object]) -> None:
+        try:
+            made = self._map(path, session, Deadline.after(OPEN_MS))
+        except PathDown as error:
+            failed(error)
+            raise
         with self._lock:
             old = made
-            if not self._closed:
+            if not self._closed and self._mapped.generation != path.generation:
                 old, self._mapped = self._mapped.mapping, _Mapped(path.generation, made)
         if old is not None:
             old.close()
 
-    def _register_once(self, path: Path, session: bytes, region: Region, fd: int) -> None:
+    def _register_once(self, path: Path, session: bytes, region: Region) -> None:
         deadline = Deadline.after(OPEN_MS)
         try:
-            number = self._register(path, session, region, fd, deadline)
-        except (InvalidArgument, TableFull, Unsupported) as error:
+            with region.descriptor() as fd:
+                number = self._register(path, session, region, fd, deadline)
+        except (InvalidArgument, TableFull, Unsupported, OSError) as error:
             self._log.warning("region", f"a region is not used, its bytes go through the socket: {error}")
             region.refused.add(session)
             return
-        finally:
-            os.close(fd)
         known = region.registration = Registration(path, session, number)
         if region.closed:  # Meanwhile.
             with suppress(KvStoreError):
@@ -293,9 +297,9 @@ class ShmTransport(FramedTransport):
     async def mapping(self, session: bytes, deadline: Deadline) -> ArenaMapping | None:
         """Returns the arena's mapping, None where the shard does not give it. Raises KvStoreError."""
         if self._memory.knows(self._path):
-            return self._memory.mapping(self._path, session, deadline)
+            return self._memory.mapping(self._path, session, deadline, self.lanes.failed)
         try:
-            return await self._aside.run(lambda: self._memory.mapping(self._path, session, deadline))
+            return await self._aside.run(lambda: self._memory.mapping(self._path, session, deadline, self.lanes.failed))
         except PathDown as error:
             self.lanes.failed(error)
             raise
@@ -314,7 +318,7 @@ class ShmTransport(FramedTransport):
                 receiver.moved(())
         except BaseException:
             if told.lease is not None:
-                self._aside.background(self._released(request.session, told.lease, Deadline.after(1000)))
+                self._aside.background(self._ended("Acquire", request.session, told.lease))
             raise
         if told.lease is not None and not await self._released(request.session, told.lease, deadline, check):
             raise LeaseExpired("the lease ended under the read")
