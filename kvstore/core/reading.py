@@ -55,6 +55,13 @@ class Step(NamedTuple):
     settled: bool
 
 
+class Glimpse(NamedTuple):
+    """What a glance found: the state of each key, and what may be read."""
+
+    states: bytes
+    grant: Grant
+
+
 class Matched(NamedTuple):
     """Answer to Match: leading blocks stored, and the state of each key."""
 
@@ -94,10 +101,11 @@ class Reader:
         counters.add("match_hit_blocks", hits)
         return Matched(prefix, bytes(states))
 
-    def glance(self, namespace: Namespace, request: AcquireRequest, now: float) -> Step:
+    def glance(self, namespace: Namespace, request: AcquireRequest, now: float) -> Glimpse:
         """As an Acquire that waits for nothing, its bytes taken and its lease released in one moment: leases nothing.
 
-        The parts told are there until control goes back to the event loop, and not a moment longer.
+        The parts told are there until control goes back to the event loop, and not a moment longer, unless `keep` is
+        called before.
         """
         counters = namespace.counters
         counters.add("acquire_calls")
@@ -113,7 +121,15 @@ class Reader:
         if request.coverage is Coverage.PREFIX:
             _mark_beyond(states, (hot_prefix(states) if grant.cut else end) + 1)
         _count(namespace, states)
-        return Step(0, bytes(states), grant.parts, settled=True)
+        return Glimpse(bytes(states), grant)
+
+    def keep(self, session: Session, namespace: Namespace, grant: Grant, *, lease_s: float, now: float) -> ReadLease:
+        """Leases what a `glance` told of in this very moment. Raises TableFull."""
+        session.check_room()
+        lease = self._new_lease(session, namespace, now + lease_s)
+        self.records.hold(grant.blocks)
+        lease.blocks, lease.parts = grant.blocks, grant.parts
+        return lease
 
     def begin(self, session: Session, namespace: Namespace, request: AcquireRequest) -> Acquisition:
         """Starts an Acquire; nothing is leased before the first step."""
@@ -222,15 +238,19 @@ class Reader:
             self.leases.renew(acq.lease, max(deadline, acq.lease.deadline))
         else:
             acq.session.check_room()
-            acq.lease = ReadLease(self.leases.new_id(), acq.session.id, acq.namespace, deadline)
-            self.leases.add(acq.lease)
-            acq.session.leases.add(acq.lease.id)
+            acq.lease = self._new_lease(acq.session, acq.namespace, deadline)
         lease = acq.lease
         self.records.hold(grant.blocks)
         lease.blocks = joined(lease.blocks, grant.blocks) if len(lease.blocks) else grant.blocks
         lease.parts = joined(lease.parts, grant.parts) if len(lease.parts) else grant.parts
         # The whole request again, so that blocks that arrived late are still older than the head before them.
         self.records.touch(acq.namespace, distinct_tail_first(lease.blocks), now=now, hint=acq.request.hint)
+
+    def _new_lease(self, session: Session, namespace: Namespace, deadline: float) -> ReadLease:
+        lease = ReadLease(self.leases.new_id(), session.id, namespace, deadline)
+        self.leases.add(lease)
+        session.leases.add(lease.id)
+        return lease
 
     def _wait(self, acq: Acquisition, block: int) -> None:
         acq.waits_for = block

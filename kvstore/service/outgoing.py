@@ -21,7 +21,7 @@ MOST_PIECES = 1024  # Taken at once: many tiny ones must not hold the event loop
 class Reading:
     """What a Get sends: a header, then the bytes of the granted parts. Close it, whatever happens.
 
-    Owns: its lease, if it was made for this call (`ends_lease`).
+    Owns: its lease, if it was made for this call (`ends_lease`). `is_counted`: its bytes count as read already.
     """
 
     def __init__(
@@ -34,8 +34,10 @@ class Reading:
         parts: Rows,
         chosen: Sequence[types.Range] = (),
         ends_lease: bool,
+        is_counted: bool = False,
     ) -> None:
         self._shell, self._session, self._lease, self._ends_lease = shell, session, lease, ends_lease
+        self._is_counted = is_counted
         self.offsets, self.lengths, checksums = shell.store.part_views(parts)
         self.trailer: pb.GetTrailer | None = None
         self._ranged: Iterator[memoryview] | None = None
@@ -73,7 +75,7 @@ class Reading:
         self.check()
         taken = self._take_ranged(most) if self._ranged is not None else self._take_parts(most)
         self._left -= taken[1]
-        if self._lease is not None and taken[1]:
+        if self._lease is not None and taken[1] and not self._is_counted:
             self._lease.namespace.counters.add("read_bytes", taken[1])
         return taken
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from kvstore.core.few import Rows, joined
 from kvstore.core.leases import Lease
-from kvstore.core.reading import Acquisition
+from kvstore.core.reading import Acquisition, Glimpse
 from kvstore.core.sessions import Session
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks, regions
@@ -39,11 +39,12 @@ class Payload:
 
 
 class Glance(NamedTuple):
-    """The whole answer of a small Get: its coded message, and its bytes where they are, for this moment only."""
+    """The whole answer of a Get: its coded message, and its bytes where they are, for this moment only."""
 
     message: bytes
     pieces: list[memoryview]
     size_bytes: int
+    seen: Glimpse
 
 
 Outgoing: TypeAlias = "pb.GetResponse | Payload"
@@ -77,9 +78,9 @@ class Transfers:
             raise
 
     def glance(self, request: pb.GetRequest, most_bytes: int) -> Glance | None:
-        """Reads few and small blocks without leasing them; None where they may be more than `most_bytes`.
+        """Reads few blocks without leasing them; None where they may be more than `most_bytes`.
 
-        What is told must be sent or copied before anything else happens. Raises KvStoreError.
+        What is told must be sent, copied or kept before anything else happens. Raises KvStoreError.
         """
         if request.WhichOneof("target") != "chain" or request.ranges:
             return None
@@ -90,13 +91,23 @@ class Transfers:
         if spec.kind is not Kind.KV or len(keys) * parts * spec.part_bytes > most_bytes:
             return None
         wanted = self._handlers.wanted(namespace, request, 0.0)
-        step = shell.store.reader.glance(namespace, wanted, shell.now())
-        offsets, lengths, checksums = shell.store.part_views(step.parts)
-        header = pb.GetHeader(states=step.states, lengths=lengths, checksums=checksums)
+        seen = shell.store.reader.glance(namespace, wanted, shell.now())
+        offsets, lengths, checksums = shell.store.part_views(seen.grant.parts)
+        header = pb.GetHeader(states=seen.states, lengths=lengths, checksums=checksums)
         view, size = shell.memory.view, spec.part_bytes
         namespace.counters.add("read_bytes", size * len(offsets))
         pieces = [view[at : at + size] for at in offsets]
-        return Glance(pb.GetResponse(header=header).SerializeToString(), pieces, size * len(offsets))
+        return Glance(pb.GetResponse(header=header).SerializeToString(), pieces, size * len(offsets), seen)
+
+    def keep(self, request: pb.GetRequest, glance: Glance, call: Call) -> Reading:
+        """Leases what a glance told of in this very moment. Raises KvStoreError."""
+        shell = self._shell
+        session = shell.session(request.session)
+        states, grant = glance.seen
+        lease = shell.store.reader.keep(
+            session, session.namespace(request.namespace), grant, lease_s=self._lease_s(call), now=shell.now()
+        )
+        return Reading(shell, session, lease, states=states, parts=grant.parts, ends_lease=True, is_counted=True)
 
     async def read(self, request: pb.GetRequest, call: Call, wait: Wait | None = None) -> Reading:
         """Opens a Get once every block is settled and, where the bytes go to a region, they are there.

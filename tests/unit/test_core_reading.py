@@ -329,9 +329,9 @@ class TestTwoNamespaces:
 @pytest.mark.parametrize("asked", [keys(0, 4), keys(2, 12), [key(9), key(1), key(1), key(99)], [key(99)], []])
 @pytest.mark.parametrize("slots", [1000, 3], ids=["room", "busy"])
 def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: list[bytes], slots: int) -> None:
-    """The same answer, counters, account and order of eviction, and nothing is held afterwards."""
+    """The same answer, counters, account and order of eviction, and nothing is held afterwards; kept or not."""
     told = []
-    for glances in (True, False):
+    for way in ("glance", "kept", "acquire"):
         shard = Shard(leased_share=min(1.0, slots * 4096 / (16 * PAGE_BYTES)))
         client = shard.client()
         space = client.attach(kv_spec("n"))
@@ -341,18 +341,25 @@ def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: 
         client.reserve(space, [key(7)])
         reader = shard.store.reader
         request = AcquireRequest(keys=asked, lease_s=10.0, coverage=coverage)
-        if glances:
-            step = reader.glance(space, request, shard.now)
-        else:
+        lease: ReadLease | None = None
+        if way == "acquire":
             acquisition = reader.begin(client.session, space, request)
             step = reader.finish(acquisition, shard.now)
-            if acquisition.lease is not None:
-                shard.store.end_lease(client.session, acquisition.lease, shard.now)
+            states, parts, lease = step.states, step.parts, acquisition.lease
+        else:
+            states, grant = reader.glance(space, request, shard.now)
+            parts = grant.parts
+            if way == "kept" and len(grant.blocks):
+                lease = reader.keep(client.session, space, grant, lease_s=10.0, now=shard.now)
+                shard.store.check()
+                assert shard.store.read_lease(client.session, lease.id, shard.now) is lease
+        if lease is not None:
+            shard.store.end_lease(client.session, lease, shard.now)
         shard.store.check()
         (policy,) = space.cohorts.values()
         order = [shard.store.records.blocks.key[block] for block in policy.peek(16).tolist()]
         told.append(
-            (step.states, shard.store.part_views(step.parts), space.counters.values(), shard.store.gauges(), order)
+            (states, shard.store.part_views(parts), space.counters.values(), shard.store.gauges(), order)
         )
-    assert told[0] == told[1]
+    assert told[0] == told[1] == told[2]
     assert slots > 3 or len(asked) != 4 or key(0) not in asked or BUSY in told[0][0], "the share was to be used up"

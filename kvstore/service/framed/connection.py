@@ -64,7 +64,14 @@ class Connection:
         self._outbox = Outbox(frame_bytes=frame_bytes)
         self._verbs = ChannelVerbs(shell, peer, frame_bytes=frame_bytes, credit_bytes=credit_bytes)
         self._requests = Requests(
-            shell, handlers, transfers, outbox=self._outbox, verbs=self._verbs, wake=self._wake, send_now=self._send_now
+            shell,
+            handlers,
+            transfers,
+            outbox=self._outbox,
+            verbs=self._verbs,
+            wake=self._wake,
+            send_now=self._send_now,
+            room_now=self._room_now,
         )
         self._reader = FrameReader(
             self._requests, max_message_bytes=shell.limits.max_message_bytes, max_payload_bytes=frame_bytes
@@ -276,6 +283,10 @@ class Connection:
             return sent
         except OSError:  # Full, or broken: what is queued finds out.
             return 0
+
+    def _room_now(self) -> int:
+        """Returns what is left to send of this turn."""
+        return 0 if self._tls is not None else self._quantum_bytes - self._sent_bytes
 
     def _want_to_write(self, *, wanted: bool) -> None:
         if wanted and not self._writing:

@@ -121,6 +121,15 @@ class Outbox:
     def add_answer(self, answer: GetAnswer) -> None:
         self._answers.append(answer)
 
+    def add_begun(self, answer: GetAnswer, size: int, sent: int) -> None:
+        """Queues an answer of one frame, with `size` bytes of payload, of which so many bytes went out already.
+
+        Only where the outbox is empty.
+        """
+        made, pieces = answer.frame(size)
+        self._buffers, self._payload_buffers, self._sending = [memoryview(made), *pieces], len(pieces), answer
+        self.sent(sent)
+
     def drop_answer(self, answer: GetAnswer) -> None:
         """Takes out an answer that nobody waits for; the frame under way is finished, with zeros from here on."""
         answer.cancelled = True

@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from google.protobuf.message import Message
@@ -23,6 +24,7 @@ from kvstore.service.framed.outbox import GetAnswer, Outbox
 from kvstore.service.framed.puts import DISCARD, PutStream, as_error
 from kvstore.service.framed.underway import Open, Pauses, Sending, SessionStream, TaskAnswer, parsed
 from kvstore.service.handlers import StoreHandlers
+from kvstore.service.outgoing import Reading
 from kvstore.service.shell import Call, Shell
 from kvstore.service.transfer import Glance, Transfers
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError, TableFull
@@ -38,7 +40,10 @@ _NAMES = {verb: name for name, verb in ((n, Verb[n.upper()]) for n in STORE_METH
 
 
 class Requests:
-    """The open requests of one connection; a receiver of frames. `wake` is called when there is something to send."""
+    """The open requests of one connection; a receiver of frames. `wake` is called when there is something to send.
+
+    `room_now`: bytes that `send_now` may send in this turn.
+    """
 
     def __init__(
         self,
@@ -50,9 +55,11 @@ class Requests:
         verbs: ChannelVerbs,
         wake: Callable[[], None],
         send_now: Callable[[list[bytes | memoryview]], int],
+        room_now: Callable[[], int],
     ) -> None:
         self._shell, self._handlers, self._transfers = shell, handlers, transfers
-        self._outbox, self._verbs, self._wake, self._send_now = outbox, verbs, wake, send_now
+        self._outbox, self._verbs, self._wake = outbox, verbs, wake
+        self._send_now, self._room_now = send_now, room_now
         self._open: dict[int, Open | None] = {}
         self._sync: dict[int, Callable[[bytes, Call], Message]] = {}
         for name in ("Attach", "Match", "Renew", "Release", "Reserve", "Commit", "Abort", "Over"):
@@ -212,10 +219,10 @@ class Requests:
                 self._start(frame, self._get_later(frame, request, started))
                 return
             if not failpoints.any_armed("get.chunk"):
-                glance = self._transfers.glance(request, min(SMALL_GET_BYTES, self._outbox.room))
+                most_bytes = max(SMALL_GET_BYTES, self._room_now() if self._outbox.is_empty else 0)
+                glance = self._transfers.glance(request, min(most_bytes, self._outbox.room))
                 if glance is not None:
-                    self._send_small(frame, glance)
-                    self._shell.latencies.add("Get", time.perf_counter_ns() - started)
+                    self._send_at_once(frame, request, glance, started)
                     return
             reading = self._transfers.read_now(request, self._call(frame))
         except Exception as error:  # noqa: BLE001 - the outermost place of the door
@@ -224,16 +231,29 @@ class Requests:
         else:
             self._send(frame, reading, started)
 
-    def _send_small(self, frame: Frame, glance: Glance) -> None:
-        """Answers a Get whose bytes are not leased: sends them now, and copies what the socket does not take."""
+    def _send_at_once(self, frame: Frame, request: pb.GetRequest, glance: Glance, started: int) -> None:
+        """Answers a Get whose bytes are not leased: sends them now. What the socket does not take is copied, where it
+        is little, and else leased."""
         size = glance.size_bytes
         made = head(Verb.GET, frame.request, glance.message, flags=END, payload_bytes=size)
         self._outbox.credit -= size
         sent = self._send_now([made, *glance.pieces]) if self._outbox.is_empty else 0
-        if sent < len(made) + size:
+        left = len(made) + size - sent
+        if left > SMALL_GET_BYTES:
+            with suppress(TableFull):
+                reading = self._transfers.keep(request, glance, self._call(frame))
+                self._outbox.add_begun(self._answer(frame, reading, started), size, sent)
+                return
+        if left:
             self._outbox.add(b"".join([made, *glance.pieces])[sent:])
+        self._shell.latencies.add("Get", time.perf_counter_ns() - started)
 
-    def _send(self, frame: Frame, reading: Any, started: int) -> None:
+    def _send(self, frame: Frame, reading: Reading, started: int) -> None:
+        self._outbox.add_answer(self._answer(frame, reading, started))
+
+    def _answer(self, frame: Frame, reading: Reading, started: int) -> GetAnswer:
+        """Opens the answer of a Get."""
+
         def ended() -> None:
             self._open.pop(frame.request, None)
             self._pauses.forget(answer)
@@ -241,7 +261,7 @@ class Requests:
 
         answer = GetAnswer(frame.request, reading, may_go=self._pauses.may_go, ended=ended)
         self._open[frame.request] = Sending(self._outbox, answer)
-        self._outbox.add_answer(answer)
+        return answer
 
     def _channel_verb(self, frame: Frame, message: memoryview) -> None:
         try:
