@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -18,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.core.leases import WriteLease
-from kvstore.service.copier import PIECE_BYTES, SMALL_BYTES, RegionCopier
+from kvstore.service.copier import MAPPED_SLICE_BYTES, PIECE_BYTES, SMALL_BYTES, Copying, RegionCopier, _apart
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.regions import Copies, Region, RegionTable
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.errors import Draining, Internal, InvalidArgument, LeaseExpired
 from kvstore_wire.states import PartState
 from tests.shards import PAGE_BYTES, Client, Shard, keys, kv_spec
-from tests.unit.test_service_regions import ONE, is_open, memfd, open_fds, shm_file
+from tests.unit.test_service_regions import ONE, is_open, maps_of, memfd, open_fds, sealed_memfd, shm_file
 
 MIB = 1 << 20
 ARENA_BYTES = 32 * MIB
@@ -33,6 +34,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _PUNCH_HOLE = 3  # With FALLOC_FL_KEEP_SIZE.
 SIZES = [1, 511, 4095, 4096, 4097, 3_098_112]
+# Copied from by system calls, and by memcpy.
+KINDS: dict[str, Callable[[int], int]] = {
+    "memfd": memfd,
+    "file": lambda size: shm_file(size, os.O_RDWR),
+    "sealed": sealed_memfd,
+}
+CALL_S = 20.0
 
 
 @dataclass(eq=False)
@@ -79,6 +87,18 @@ def _large() -> Copies:
     return _copies(*((at % (16 * MIB), at, PIECE_BYTES) for at in range(0, 1 << 30, PIECE_BYTES)))
 
 
+def _until(holds: Callable[[], bool], otherwise: str) -> None:
+    """Polls, and lets no event loop of this thread run, until something holds."""
+    end_s = time.monotonic() + CALL_S
+    while not holds():
+        assert time.monotonic() < end_s, otherwise
+        time.sleep(0.001)
+
+
+def _punch(fd: int, at: int, size: int) -> None:
+    assert _LIBC.fallocate(fd, _PUNCH_HOLE, at, size) == 0
+
+
 def _noise(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
@@ -86,10 +106,10 @@ def _noise(size: int, seed: int = 1) -> bytes:
 # -- bytes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda size: memfd(size), lambda size: shm_file(size, os.O_RDWR)])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES)
-async def test_exactly_the_bytes_go_there_and_back(bench: Bench, size: int, make: Callable[[int], int]) -> None:
-    region = bench.region(make(2 * size + 300), offset=100)
+async def test_exactly_the_bytes_go_there_and_back(bench: Bench, size: int, kind: str) -> None:
+    region = bench.region(KINDS[kind](2 * size + 300), offset=100)
     data = _noise(size)
     os.pwrite(region.fd, data, 100 + 7)
     bench.memory.view[: size + 8192] = b"\xee" * (size + 8192)
@@ -105,31 +125,35 @@ async def test_exactly_the_bytes_go_there_and_back(bench: Bench, size: int, make
     assert whole == expected
 
 
-async def test_slices_in_any_order_land_where_they_belong(bench: Bench) -> None:
-    """More slices than one system call takes, half of them side by side, shuffled."""
-    dice, count, size = random.Random(5), 5000, 1000
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("count", "size", "stride"), [(5000, 1000, 1024), (600, 40_000, 40_960), (50, 40_000, 40_960)])
+async def test_slices_in_any_order_land_where_they_belong(
+    bench: Bench, kind: str, count: int, size: int, stride: int
+) -> None:
+    """More slices than one system call takes, and few, side by side in the region, shuffled."""
+    dice = random.Random(5)
     data = _noise(count * size)
-    region = bench.region(memfd(count * size))
+    region = bench.region(KINDS[kind](count * size))
     os.pwrite(region.fd, data, 0)
     places = dice.sample(range(count), count)
-    rows = [(place * 1024, i * size, size) for i, place in enumerate(places)]
+    rows = [(place * stride, i * size, size) for i, place in enumerate(places)]
     dice.shuffle(rows)
     await bench.copier.fill(region, _copies(*rows))
     for place, at, _ in rows:
         assert bench.memory.view[place : place + size] == data[at : at + size]
-    os.ftruncate(region.fd, 0)
-    os.ftruncate(region.fd, count * size)
+    _punch(region.fd, 0, count * size)
     await bench.copier.drain(region, _copies(*rows))
     assert os.pread(region.fd, count * size, 0) == data
 
 
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 70_000) | st.sampled_from([3 * MIB, PIECE_BYTES + 1]), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
     st.booleans(),
+    st.sampled_from(sorted(KINDS)),
 )
-def test_any_layout_is_copied_as_a_loop_would(sizes: list[int], dice: random.Random, is_dense: bool) -> None:
+def test_any_layout_is_copied_as_a_loop_would(sizes: list[int], dice: random.Random, is_dense: bool, kind: str) -> None:
     async def run(bench: Bench) -> None:
         gap = 0 if is_dense else 13
         total = sum(sizes) + gap * len(sizes)
@@ -141,12 +165,12 @@ def test_any_layout_is_copied_as_a_loop_would(sizes: list[int], dice: random.Ran
         for i, size in enumerate(sizes):
             rows.append((at, starts[i], size))
             at += size + gap
-        region, data = bench.region(memfd(total)), _noise(total)
+        region, data = bench.region(KINDS[kind](total)), _noise(total)
         os.pwrite(region.fd, data, 0)
         await bench.copier.fill(region, _copies(*rows))
         for arena, start, size in rows:
             assert bench.memory.view[arena : arena + size] == data[start : start + size]
-        target = bench.region(memfd(total))
+        target = bench.region(KINDS[kind](total))
         await bench.copier.drain(target, _copies(*rows))
         expected = bytearray(total)
         for _, start, size in rows:
@@ -160,9 +184,10 @@ def test_any_layout_is_copied_as_a_loop_would(sizes: list[int], dice: random.Ran
         _close(bench)
 
 
-async def test_many_calls_at_once_do_not_mix_their_bytes(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_many_calls_at_once_do_not_mix_their_bytes(bench: Bench, kind: str) -> None:
     size = 2 * MIB + 17
-    regions = [bench.region(memfd(size)) for _ in range(4)]
+    regions = [bench.region(KINDS[kind](size)) for _ in range(4)]
     for i, region in enumerate(regions):
         os.pwrite(region.fd, bytes([i + 1]) * size, 0)
     await asyncio.gather(*(bench.copier.fill(r, _copies((i * 3 * MIB, 0, size))) for i, r in enumerate(regions)))
@@ -178,12 +203,39 @@ async def test_nothing_to_copy_is_done_at_once(bench: Bench) -> None:
     assert region.copies == 0
 
 
-async def test_a_hole_reads_as_zeros(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_hole_reads_as_zeros(bench: Bench, kind: str) -> None:
     size = 8 * MIB
-    region = bench.region(memfd(size))
+    region = bench.region(KINDS[kind](size))
     bench.memory.view[:size] = b"\xee" * size
     await bench.copier.fill(region, _copies((0, 0, size)))
     assert bench.memory.view[:size] == bytes(size)
+
+
+@pytest.mark.parametrize("size", [SMALL_BYTES, 8 * MIB])
+async def test_slices_are_read_from_the_mapping_where_they_are_long_on_average(bench: Bench, size: int) -> None:
+    """What is mapped is taken for other bytes here, so that it shows which of the two was read."""
+    region = bench.region(memfd(size))
+    os.pwrite(region.fd, b"f" * size, 0)
+    region.mapped = np.full(size, ord("m"), np.uint8)
+    count, step = 16, MAPPED_SLICE_BYTES
+
+    async def read(lengths: list[int]) -> bytes:
+        """What came by one run of the region, in slots apart."""
+        places, rows, at = range(0, 2 * step * count, 2 * step), list[tuple[int, int, int]](), 0
+        for place, length in zip(places, lengths, strict=False):
+            rows.append((place, at, length))
+            at += length
+        bench.memory.view[: 2 * step * count] = bytes(2 * step * count)
+        await bench.copier.fill(region, _copies(*rows))
+        return b"".join(bench.memory.view[place : place + length] for place, _, length in rows)
+
+    if size == SMALL_BYTES:  # What is done at once.
+        count = 4
+    assert await read([step] * count) == b"m" * step * count
+    assert await read([1, 2 * step - 1] * (count // 2)) == b"m" * step * count
+    assert await read([step] * (count - 1) + [step - 1]) == b"f" * (step * count - 1)
+    assert await read([step - 1]) == b"f" * (step - 1)
 
 
 @pytest.mark.parametrize("row", [(ARENA_BYTES, 0, 8192), (-1, 0, 10), (0, -1, 10), (0, 4090, 10), (0, 0, 0)])
@@ -254,6 +306,44 @@ async def test_a_file_cut_short_or_punched_at_any_moment_never_ends_the_shard(be
     await getattr(bench.copier, verb)(region, _copies((0, 0, size)))
 
 
+@pytest.mark.parametrize("slice_bytes", [4096, 8 * MIB])
+async def test_a_sealed_file_punched_under_a_copy_gives_zeros_or_its_bytes(bench: Bench, slice_bytes: int) -> None:
+    """A signal would end this process."""
+    size = 8 * MIB
+    region, data = bench.region(sealed_memfd(size)), b"\x5a" * size
+    with pytest.raises(PermissionError):
+        os.ftruncate(region.fd, size - 1)
+    rows = [((size - slice_bytes - at), at, slice_bytes) for at in range(0, size, slice_bytes)]
+
+    async def seen() -> set[int]:
+        bench.memory.view[:size] = b"\xee" * size
+        await bench.copier.fill(region, _copies(*rows))
+        return set(np.unique(np.frombuffer(bench.memory.view[:size], np.uint8)).tolist())
+
+    assert await seen() == {0}
+    os.pwrite(region.fd, data, 0)
+    assert await seen() == {0x5A}
+    _punch(region.fd, 0, size)
+    assert await seen() == {0}
+    stop = threading.Event()
+
+    def meddle() -> None:
+        dice = random.Random(3)
+        while not stop.is_set():
+            _punch(region.fd, dice.randrange(size // 2), dice.randrange(1, size // 2))
+            os.pwrite(region.fd, data[: dice.randrange(1, size // 2)], dice.randrange(size // 2))
+
+    meddler = threading.Thread(target=meddle)
+    meddler.start()
+    try:
+        for _ in range(60):
+            assert await seen() <= {0, 0x5A}
+    finally:
+        stop.set()
+        meddler.join()
+    assert region.copies == 0
+
+
 async def test_what_the_kernel_refuses_is_told_with_its_place(bench: Bench) -> None:
     size, limit = 4 * MIB, 3 * MIB // 2
     region = bench.region(memfd(size, os.MFD_ALLOW_SEALING))
@@ -298,11 +388,12 @@ async def test_failpoints_strike_once_a_call_and_leave_nothing_in_use(bench: Ben
 # -- ends ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["memfd", "sealed"])
 @pytest.mark.parametrize("verb", ["fill", "drain"])
-async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench, verb: str) -> None:
+async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench, verb: str, kind: str) -> None:
     """A thousand cancellations at random moments: what is written after each stays, and no descriptor is left."""
     dice, size, halves, cancelled = random.Random(7), 2 * MIB, (0, 16 * MIB), 0
-    shared, marks = memfd(32 * MIB), b"\xaa" * (2 * MIB)
+    shared, marks = KINDS[kind](32 * MIB), b"\xaa" * (2 * MIB)
 
     def mark(at: int) -> None:
         if verb == "fill":
@@ -326,10 +417,11 @@ async def test_a_cancelled_copy_is_over_when_its_caller_hears_of_it(bench: Bench
         ((outcome,), _) = await asyncio.gather(asyncio.gather(copying, return_exceptions=True), asyncio.sleep(0))
         cancelled += isinstance(outcome, asyncio.CancelledError)
         assert not is_open(region.fd)
+        assert region.mapped is None
         mark(at)
         assert is_marked(other), "a cancelled copy wrote after its end"
     assert cancelled > 100
-    assert (open_fds(), bench.table.region_count) == (before, 0)
+    assert (open_fds(), bench.table.region_count, maps_of(os.fstat(shared).st_ino)) == (before, 0, [])
     os.close(shared)
 
 
@@ -366,17 +458,20 @@ async def test_a_region_given_back_is_not_copied_any_more(bench: Bench) -> None:
         assert caught.value.field == "region"
 
 
-async def test_a_session_that_ends_under_a_copy_does_not_take_its_descriptor(bench: Bench) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_session_that_ends_under_a_copy_does_not_take_its_descriptor(bench: Bench, kind: str) -> None:
     size = 16 * MIB
-    region = bench.region(memfd(size))
+    region = bench.region(KINDS[kind](size))
+    is_mapped = region.mapped is not None
     os.pwrite(region.fd, b"\x77" * size, 0)
-    copying = asyncio.ensure_future(bench.copier.fill(region, _copies((0, 0, size))))
-    await asyncio.sleep(0)
+    copying = bench.copier.fill(region, _copies((0, 0, size)))
     bench.table.end_session(ONE)
     assert is_open(region.fd)
+    assert (region.mapped is not None) == is_mapped
     await copying
     assert bench.memory.view[:size] == b"\x77" * size
     assert not is_open(region.fd)
+    assert maps_of(region.file[1]) == []
 
 
 async def test_a_copier_that_closes_ends_its_calls_and_takes_no_more() -> None:
@@ -423,6 +518,187 @@ async def test_the_loop_goes_on_while_bytes_move(bench: Bench) -> None:
         turns += 1
     await copying
     assert turns > 10
+
+
+# -- a copy under way ----------------------------------------------------------------------------------------------
+
+# What a copy may be made of: rows, of which the threads make pieces, and rows that are pieces already.
+LAYOUTS = {"few": [(0, 0, 8 * MIB)], "many": [(2 * at, at, 4096) for at in range(0, 8 * MIB, 4096)]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_copy_has_begun_when_its_caller_has_it(bench: Bench, kind: str, layout: str) -> None:
+    """The loop does not run, and the bytes are there; it hears of the end only when it runs again."""
+    size, rows = 8 * MIB, LAYOUTS[layout]
+    region, data = bench.region(KINDS[kind](size)), _noise(size)
+    os.pwrite(region.fd, data, 0)
+    filling = bench.copier.fill(region, _copies(*rows))
+    _until(
+        lambda: all(bench.memory.view[at : at + n] == data[start : start + n] for at, start, n in rows),
+        "nothing is copied while the loop stands",
+    )
+    assert (filling.done(), region.copies) == (False, 1)
+    await filling
+    _punch(region.fd, 0, size)
+    draining = bench.copier.drain(region, _copies(*rows))
+    _until(lambda: os.pread(region.fd, size, 0) == data, "nothing is copied while the loop stands")
+    assert (draining.done(), region.copies) == (False, 1)
+    await draining
+    assert region.copies == 0
+
+
+async def test_a_small_copy_is_done_when_its_caller_has_it(bench: Bench) -> None:
+    region = bench.region(sealed_memfd(SMALL_BYTES))
+    os.pwrite(region.fd, b"\x11" * SMALL_BYTES, 0)
+    for copying in (bench.copier.fill(region, _copies((0, 0, SMALL_BYTES))), bench.copier.fill(region, _copies())):
+        assert copying.done()
+        assert (copying.cancel(), copying.cancelled(), copying.result()) == (False, False, None)
+    assert bench.memory.view[:SMALL_BYTES] == b"\x11" * SMALL_BYTES
+
+
+async def test_a_small_copy_beside_another_call_is_left_to_the_threads(bench: Bench) -> None:
+    region, busy = bench.region(sealed_memfd(100)), bench.region(memfd(MIB))
+    os.pwrite(region.fd, b"\x11" * 100, 0)
+    bench.copier._queue.written.add(busy.file)  # So that no thread can begin with it.
+    other = bench.copier.drain(busy, _copies((0, 0, MIB)))
+    small = bench.copier.fill(region, _copies((4096, 0, 100)))
+    assert not small.done(), "the loop's thread copied, where it may have to wait"
+    await small
+    assert bench.memory.view[4096:4197] == b"\x11" * 100 + b"\0"
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+
+
+@pytest.mark.parametrize("verb", ["fill", "drain"])
+async def test_a_copy_can_be_cancelled_until_it_is_done(bench: Bench, verb: str) -> None:
+    region = bench.region(sealed_memfd(1 << 30))
+    copying: Copying = getattr(bench.copier, verb)(region, _copies((0, 0, 16 * MIB)))
+    assert [copying.cancel(), copying.cancel()] == [True, True]
+    assert (copying.done(), region.copies) == (False, 1)
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert (copying.cancel(), copying.cancelled(), region.copies) == (False, True, 0)
+    again: Copying = getattr(bench.copier, verb)(region, _copies((0, 0, 16 * MIB)))
+    await again
+    assert (again.cancel(), again.cancelled(), again.result()) == (False, False, None)
+
+
+async def test_a_copy_cancelled_when_all_of_it_has_moved_is_cancelled(bench: Bench) -> None:
+    """The loop has not heard of its end yet, and told the caller that it stops."""
+    size = 8 * MIB
+    region = bench.region(sealed_memfd(size))
+    os.pwrite(region.fd, b"\x22" * size, 0)
+    copying = bench.copier.fill(region, _copies((0, 0, size)))
+    _until(lambda: not bench.copier.is_busy, "it does not end")
+    assert copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert region.copies == 0
+
+
+async def test_a_file_cut_short_is_raised_where_the_copy_is_awaited(bench: Bench) -> None:
+    for size in (SMALL_BYTES, 8 * MIB):
+        region = bench.region(memfd(size))
+        os.ftruncate(region.fd, 10)
+        for begin in (bench.copier.fill, bench.copier.drain):
+            copying = begin(region, _copies((0, 0, size)))
+            with pytest.raises(InvalidArgument, match="ended at byte 10 of the region"):
+                await copying
+            assert isinstance(copying.exception(), InvalidArgument)
+            assert (copying.cancel(), region.copies) == (False, 0)
+
+
+OUTCOMES: dict[str, Callable[[Bench], Copying]] = {
+    "done at once": lambda bench: bench.copier.fill(bench.region(memfd(100)), _copies((0, 0, 100))),
+    "done by threads": lambda bench: bench.copier.fill(bench.region(sealed_memfd(MIB)), _copies((0, 0, MIB))),
+    "cancelled": lambda bench: _cancelled(bench.copier.fill(bench.region(memfd(1 << 30)), _large())),
+    "failed": lambda bench: bench.copier.fill(_cut(bench.region(memfd(MIB))), _copies((0, 0, MIB))),
+    "failed at once": lambda bench: bench.copier.fill(_cut(bench.region(memfd(100))), _copies((0, 0, 100))),
+}
+
+
+def _cancelled(copying: Copying) -> Copying:
+    assert copying.cancel()
+    return copying
+
+
+def _cut(region: Region) -> Region:
+    os.ftruncate(region.fd, 0)
+    return region
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+async def test_who_waits_for_a_copy_is_called_in_the_loop_when_the_region_is_free(bench: Bench, outcome: str) -> None:
+    copying, told = OUTCOMES[outcome](bench), asyncio.Event()
+    heard: list[tuple[bool, int, int]] = []
+
+    def ended(done: asyncio.Future[None]) -> None:
+        heard.append((done is copying, threading.get_ident(), copying.call.region.copies))
+        assert asyncio.get_running_loop() is copying.get_loop()
+        told.set()
+
+    copying.add_done_callback(ended)
+    assert not heard
+    await asyncio.wait_for(told.wait(), CALL_S)
+    assert heard == [(True, threading.get_ident(), 0)]
+    assert copying.cancelled() == (outcome == "cancelled")
+    failure = None if copying.cancelled() else copying.exception()
+    assert (failure is not None) == outcome.startswith("failed")
+
+
+@pytest.mark.parametrize("has_begun_to_wait", [False, True])
+async def test_a_copy_cancelled_while_it_is_held_up_lets_go_of_its_region(
+    bench: Bench, has_begun_to_wait: bool
+) -> None:
+    bench.failpoints.arm("region.fill", "delay:60s")
+    number = bench.table.register(ONE, sealed_memfd(MIB), offset=0, length=MIB)
+    region = bench.table.get(ONE, number)
+    os.pwrite(region.fd, b"\x33" * MIB, 0)
+    copying = bench.copier.fill(region, _copies((0, 0, MIB)))
+    if has_begun_to_wait:
+        await asyncio.sleep(0.01)
+    bench.table.unregister(ONE, number)
+    assert (region.copies, is_open(region.fd), bench.copier.is_busy) == (1, True, False)
+    assert [copying.cancel(), copying.cancel()] == [True, True]
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(copying, CALL_S)
+    assert (region.copies, is_open(region.fd), maps_of(region.file[1])) == (0, False, [])
+    assert bench.memory.view[:MIB] == bytes(MIB)
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cpus", [{0}, {3}, {0, 1}, {1, 4, 5, 9}, set(range(17))])
+def test_threads_have_cpus_of_their_own_as_long_as_there_are_enough(
+    cpus: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
+    for threads in range(1, 2 * len(cpus) + 2):
+        sets = _apart(threads)
+        assert (len(sets), set().union(*sets)) == (threads, cpus)
+        if threads <= len(cpus):
+            assert sum(map(len, sets)) == len(cpus), "two threads share a CPU"
+            assert max(map(len, sets)) - min(map(len, sets)) <= 1
+        else:
+            assert {len(each) for each in sets} == {1}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_each_thread_runs_on_its_cpus_and_the_loop_on_all(threads: int) -> None:
+    before = os.sched_getaffinity(0)
+    bench = _bench(threads)
+    try:
+        ids = [thread.native_id for thread in bench.copier._threads]
+        assert len(ids) == threads
+        _until(
+            lambda: [os.sched_getaffinity(number or 0) for number in ids] == _apart(threads), "a thread runs elsewhere"
+        )
+        assert os.sched_getaffinity(0) == before
+    finally:
+        _close(bench)
 
 
 # -- leases --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import resource
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.service import regions
 from kvstore.service.regions import Region, RegionTable, plan
 from kvstore_wire.errors import InvalidArgument, TableFull
 from kvstore_wire.limits import MAX_CALL_SLICES
@@ -25,6 +27,13 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 def memfd(size_bytes: int, flags: int = 0) -> int:
     fd = os.memfd_create("region", os.MFD_CLOEXEC | flags)
     os.ftruncate(fd, size_bytes)
+    return fd
+
+
+def sealed_memfd(size_bytes: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
+    """A memfd that, as a rule, can never become shorter."""
+    fd = memfd(size_bytes, os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
     return fd
 
 
@@ -44,6 +53,12 @@ def is_open(fd: int) -> bool:
 
 def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def maps_of(inode: int) -> list[str]:
+    """How each mapping of a memfd in this process may be used, as "r--s"."""
+    lines = map(str.split, Path("/proc/self/maps").read_text().splitlines())
+    return [words[1] for words in lines if words[4] == f"{inode}" and "memfd:" in words[-2]]
 
 
 @pytest.fixture
@@ -173,6 +188,161 @@ def test_two_sessions_do_not_know_each_other_s_regions(table: RegionTable) -> No
     assert not table.unregister(OTHER, number)
     table.end_session(OTHER)
     assert table.get(ONE, number).length == 4096
+
+
+# -- mapping -------------------------------------------------------------------------------------------------------
+
+
+def _reopened(fd: int, flags: int) -> int:
+    """The same file, open in another way."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", flags)
+    finally:
+        os.close(fd)
+
+
+SHRINK, FUTURE_WRITE = fcntl.F_SEAL_SHRINK, 0x10
+MAPPED: dict[str, Callable[[], int]] = {
+    "cannot shrink": lambda: sealed_memfd(4096),
+    "cannot shrink or grow": lambda: sealed_memfd(4096, SHRINK | fcntl.F_SEAL_GROW),
+    "cannot shrink, nor be sealed further": lambda: sealed_memfd(4096, SHRINK | fcntl.F_SEAL_SEAL),
+    "opened again": lambda: _reopened(sealed_memfd(4096), os.O_RDWR),
+}
+UNMAPPED: dict[str, Callable[[], int]] = {
+    "not sealed": lambda: memfd(4096),
+    "may be sealed": lambda: memfd(4096, os.MFD_ALLOW_SEALING),
+    "can only not grow": lambda: sealed_memfd(4096, fcntl.F_SEAL_GROW),
+    "cannot be written": lambda: sealed_memfd(4096, SHRINK | fcntl.F_SEAL_WRITE),
+    "cannot be written from now on": lambda: sealed_memfd(4096, SHRINK | FUTURE_WRITE),
+    "read-only": lambda: _reopened(sealed_memfd(4096), os.O_RDONLY),
+    "write-only": lambda: _reopened(sealed_memfd(4096), os.O_WRONLY),
+    "appending": lambda: _reopened(sealed_memfd(4096), os.O_RDWR | os.O_APPEND),
+    "file": lambda: shm_file(4096, os.O_RDWR),
+}
+
+
+@pytest.fixture
+def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the kernel gives a page to any hole, whatever it does here."""
+    monkeypatch.setattr(regions, "_is_overcommit_strict", lambda: False)
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("kind", [*MAPPED, *UNMAPPED])
+def test_only_memory_that_cannot_shrink_is_mapped(table: RegionTable, kind: str) -> None:
+    fd = {**MAPPED, **UNMAPPED}[kind]()
+    region = table.get(ONE, table.register(ONE, fd, offset=0, length=4096))
+    assert (region.mapped is not None) == (kind in MAPPED)
+    assert maps_of(region.file[1]) == ["r--s"] * (kind in MAPPED)
+
+
+def test_nothing_is_mapped_where_the_kernel_may_refuse_a_page(
+    table: RegionTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "_is_overcommit_strict", lambda: True)
+    region = table.get(ONE, table.register(ONE, sealed_memfd(4096), offset=0, length=4096))
+    assert region.mapped is None
+    assert (region.is_readable, region.is_writable) == (True, True)
+
+
+def test_the_kernel_says_whether_it_may_refuse_a_page() -> None:
+    assert regions._is_overcommit_strict() == (Path("/proc/sys/vm/overcommit_memory").read_text() == "2\n")
+
+
+@pytest.mark.usefixtures("lenient")
+def test_huge_pages_are_not_mapped(table: RegionTable) -> None:
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    if int(memory.get("HugePages_Free", "0")) < 1:
+        pytest.skip("no huge pages here")
+    fd = memfd(2 << 20, os.MFD_HUGETLB | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SHRINK)
+    region = table.get(ONE, table.register(ONE, fd, offset=0, length=4096))
+    assert region.mapped is None
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 4097, 12_345])
+@pytest.mark.parametrize("length", [1, 4096, 7000])
+def test_a_region_is_mapped_at_its_own_bytes(table: RegionTable, offset: int, length: int) -> None:
+    data = os.urandom(20_000)
+    fd = sealed_memfd(len(data))
+    os.pwrite(fd, data, 0)
+    mapped = table.get(ONE, table.register(ONE, fd, offset=offset, length=length)).mapped
+    assert mapped is not None
+    assert mapped.tobytes() == data[offset : offset + length]
+    os.pwrite(fd, b"new", offset)
+    assert mapped[:3].tobytes() == b"new"[:length]
+
+
+@pytest.mark.usefixtures("lenient")
+def test_what_is_mapped_can_only_be_read_and_stays_out_of_core_dumps(table: RegionTable) -> None:
+    region = table.get(ONE, table.register(ONE, sealed_memfd(4096), offset=0, length=4096))
+    assert region.mapped is not None
+    with pytest.raises(ValueError, match="read-only"):
+        region.mapped[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        region.mapped.setflags(write=True)
+    assert maps_of(region.file[1]) == ["r--s"]
+    _, _, about = Path("/proc/self/smaps").read_text().partition(f" {region.file[1]} ")
+    flags = next(line for line in about.splitlines() if line.startswith("VmFlags:"))
+    assert "dd" in flags.split()
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_region_that_finds_no_room_is_taken_unmapped() -> None:
+    size, used = 8 << 30, int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    table, before = RegionTable(max_regions=1, max_region_bytes=size), open_fds()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + size // 2, hard))
+    try:
+        region = table.get(ONE, table.register(ONE, sealed_memfd(size), offset=0, length=size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert (region.mapped, region.is_readable, region.is_writable) == (None, True, True)
+    assert open_fds() == before + 1
+    table.close()
+    assert open_fds() == before
+
+
+@pytest.mark.usefixtures("lenient")
+@pytest.mark.parametrize("end", ["unregister", "end_session", "close"])
+def test_a_mapping_goes_with_the_descriptor(end: str) -> None:
+    before, table = open_fds(), RegionTable(max_regions=4, max_region_bytes=1 << 20)
+    region, other = (
+        table.get(session, table.register(session, sealed_memfd(4096), offset=0, length=4096))
+        for session in (ONE, OTHER)
+    )
+    if end == "unregister":
+        table.unregister(ONE, 1)
+    elif end == "end_session":
+        table.end_session(ONE)
+    else:
+        table.close()
+    assert region.mapped is None
+    assert maps_of(region.file[1]) == []
+    assert len(maps_of(other.file[1])) == (end != "close")
+    table.close()
+    assert open_fds() == before
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_copy_under_way_keeps_the_mapping(table: RegionTable) -> None:
+    region = table.get(ONE, table.register(ONE, sealed_memfd(4096), offset=0, length=4096))
+    region.use()
+    table.end_session(ONE)
+    assert region.mapped is not None
+    assert maps_of(region.file[1]) == ["r--s"]
+    region.unuse()
+    assert maps_of(region.file[1]) == []
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_region_that_is_refused_is_not_mapped(table: RegionTable) -> None:
+    fd = sealed_memfd(4096)
+    inode = os.fstat(fd).st_ino
+    with pytest.raises(InvalidArgument):
+        table.register(ONE, fd, offset=0, length=4097)
+    assert maps_of(inode) == []
 
 
 # -- closing -------------------------------------------------------------------------------------------------------
