@@ -318,6 +318,8 @@ def test_memory_goes_with_its_session(shard: Shard, end: str, request: pytest.Fi
             assert isinstance(driver.client, Client)
             driver.client.close()
         until(lambda: maps_of(inode) == ["rw-s"], "the shard keeps its mapping")
+        ours = 2 if end == "session" else 1  # That of the region, and of its mapping here.
+        until(lambda: _files().count(inode) == ours, "the shard keeps its descriptor")
         if end == "session":  # The next session registers it anew.
             with _copied_by_the_shard(shard):
                 values = Rooms(region.memory).holding([value(i, SIZE) for i in range(2)])
