@@ -122,14 +122,17 @@ class RegionBook:
 
         It is zero, and taken from the kernel page by page as it is first used.
         """
-        if not isinstance(length, int) or length < 1:
+        if not isinstance(length, int) or isinstance(length, bool) or length < 1:
             raise InvalidArgument(f"is {length!r}", field="length", limit="at least 1 byte")
-        fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            fd = os.memfd_create("kvstore-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise InvalidArgument(f"{length} bytes cannot be had: {error.strerror}", field="length") from None
         try:
             os.ftruncate(fd, length)
             fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
             return self.add(fd, offset=0, length=length, buffer=None)
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, InvalidArgument) as error:
             raise InvalidArgument(f"{length} bytes cannot be had: {error}", field="length") from None
         finally:
             os.close(fd)

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.USAGE
     if config.shm.streaming_stores == "try" and not arguments.check:
-        ask_for_streaming_stores()
+        ask_for_streaming_stores(read=_files(vars(arguments)["config"], os.environ, config))
     logging.basicConfig(
         level=config.server.log_level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -64,6 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return exit_codes.OK
     return _serve(config, failpoints)
+
+
+def _files(chosen: Path | None, environment: Mapping[str, str], config: Config) -> list[Path]:
+    """Returns the files that the configuration was read from."""
+    named = (chosen, environment.get("KVSTORE_CONFIG"), config.tls.cert, config.tls.key, config.tls.client_ca)
+    return [Path(name) for name in named if name]
 
 
 def _config(chosen: Mapping[str, Any], environment: Mapping[str, str]) -> Config:

@@ -200,11 +200,11 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 def _read(region: Region, views: Sequence[memoryview], at: int, size: int) -> int:
     mapped = region.mapped
-    if mapped is not None and size >= MAPPED_SLICE_BYTES * len(views):
+    if mapped is not None and size >= MAPPED_SLICE_BYTES * len(views) and region.is_whole(at, size):
         return _read_mapped(mapped, views, at)
     count = os.preadv(region.fd, views, region.offset + at)
     if not count:
-        raise _FileEnded(region.offset + at)
+        raise _FileEnded(os.fstat(region.fd).st_size)
     return count
 
 
@@ -257,6 +257,11 @@ class Copying(asyncio.Future[None]):
         self.delay: asyncio.Task[None] | None = None  # Of a failpoint.
         self._is_cancelled = False
         call.region.use()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was cancelled, done or not."""
+        return self._is_cancelled
 
     def cancel(self, msg: object = None) -> bool:
         """Stops the copy. Returns false if it was done."""
@@ -337,7 +342,7 @@ class RegionCopier:
     def _begin_late(self, copying: Copying, hit: asyncio.Task[None]) -> None:
         copying.delay = None
         failure = None if hit.cancelled() else hit.exception()
-        if hit.cancelled() or failure is not None:
+        if hit.cancelled() or failure is not None or copying.is_stopped:
             copying.call.fault = failure
             copying.end()
         else:

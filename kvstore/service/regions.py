@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -29,6 +30,8 @@ from kvstore_wire.limits import MAX_CALL_SLICES
 from kvstore_wire.v1 import types_pb2 as types
 
 _FEW_SLICES = 64  # From where columns are faster than a loop.
+_mincore = ctypes.CDLL(None).mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 _WRITE_SEALS = fcntl.F_SEAL_WRITE | 0x10  # F_SEAL_FUTURE_WRITE, which Python before 3.13 does not name.
 
 
@@ -78,6 +81,16 @@ class Region:
     copies: int = 0
     is_given_back: bool = False
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def is_whole(self, at: int, size: int) -> bool:
+        """Whether all pages of some mapped bytes are there. One that is not would be made, and be this process's to pay
+        for, if it was looked at by the mapping."""
+        assert self.mapped is not None
+        start = self.mapped.ctypes.data + at
+        first = start - start % mmap.PAGESIZE
+        pages = -(-(start + size - first) // mmap.PAGESIZE)
+        found = ctypes.create_string_buffer(pages)
+        return _mincore(first, pages * mmap.PAGESIZE, found) == 0 and found.raw.count(1) == pages
 
     def use(self) -> None:
         """Keeps the descriptor open until `unuse`. Raises InvalidArgument if the region was given back."""

@@ -20,7 +20,7 @@ def ask_for_short_slices() -> bool:
     some milliseconds. From Linux 6.12 on; older kernels take it and do nothing. Threads made later inherit it.
     """
     number = _CALL_NUMBERS.get(platform.machine())
-    if number is None:
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:  # Whoever chose another policy is to keep it.
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, SLICE_NS, 0, 0)
@@ -39,7 +39,13 @@ def move_away() -> bool:
         return False
     if not others:
         return False
-    with contextlib.suppress(OSError):
+    try:
         os.sched_setaffinity(0, others)
+    except OSError:
+        return False
+    try:
         os.sched_setaffinity(0, own)
+    except OSError:  # They were taken from the process meanwhile: whatever it has now.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
     return True

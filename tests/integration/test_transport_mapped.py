@@ -177,7 +177,7 @@ def test_over_other_transports_it_is_memory_like_any_other(
         assert driver.client.transport == transport
 
 
-@pytest.mark.parametrize("length", [0, -1, "x", 1.5, None, 1 << 63, 1 << 70])
+@pytest.mark.parametrize("length", [0, -1, "x", 1.5, None, True, 1 << 50, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 70])
 @pytest.mark.parametrize("kind", DRIVERS)
 def test_a_length_that_cannot_be_had_is_refused_by_name(shard: Shard, kind: str, length: int) -> None:
     with driven(kind, options_of(shard.target, "shm")) as driver:

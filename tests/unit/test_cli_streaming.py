@@ -157,7 +157,19 @@ def test_a_server_that_cannot_be_executed_anew_runs_on(started: Started) -> None
     started.failure = PermissionError(13, "Permission denied")
     assert main() == exit_codes.OK
     assert (len(started.executed), started.served) == (1, 1)
-    ask_for_streaming_stores()
+    ask_for_streaming_stores([])
+
+
+def test_what_can_be_read_once_only_is_not_read_again(started: Started, tmp_path: Path) -> None:
+    """A restarted process would find a pipe empty, and run on defaults without a word."""
+    pipe, plain = tmp_path / "pipe", tmp_path / "file"
+    os.mkfifo(pipe)
+    plain.touch()
+    ask_for_streaming_stores([plain, pipe])
+    ask_for_streaming_stores([plain, tmp_path / "gone"])
+    assert started.executed == []
+    ask_for_streaming_stores([plain])
+    assert len(started.executed) == 1
 
 
 # -- real processes --------------------------------------------------------------------------------------------------
@@ -218,6 +230,28 @@ def test_a_server_keeps_the_settings_it_is_given(given: str, kept: str, monkeypa
     assert environment.count(TUNABLE) == 1
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("without_settings")
+def test_a_configuration_from_a_pipe_is_heeded() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'[server]\nlisten = "127.0.0.1:0"\nadmin_listen = "127.0.0.1:0"\n[hot]\ncapacity = "8MiB"\n')
+    os.close(writing)
+    words = ["serve", "--config", f"/dev/fd/{reading}", "--bulk.listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvstore", *words], stdout=subprocess.PIPE, text=True, pass_fds=(reading,)
+    ) as process:
+        os.close(reading)
+        assert process.stdout is not None
+        told = list[str]()
+        for line in process.stdout:
+            told.append(line)
+            if line.startswith("listening on"):
+                break
+        process.terminate()
+        assert process.wait(20) == exit_codes.OK
+    assert [line for line in told if line.startswith("hot.capacity = 8MiB")]
+
+
 # -- slices of the CPU -----------------------------------------------------------------------------------------------
 
 
@@ -270,3 +304,11 @@ def test_a_machine_whose_call_is_not_known_is_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: pytest.fail("it called the kernel"))
     assert ask_for_short_slices() is False
+
+
+def test_whoever_chose_another_policy_keeps_it() -> None:
+    def ask() -> tuple[bool, int]:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        return ask_for_short_slices(), os.sched_getscheduler(0)
+
+    assert _in_a_thread(ask) == (False, os.SCHED_BATCH)

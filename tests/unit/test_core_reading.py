@@ -358,8 +358,6 @@ def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: 
         shard.store.check()
         (policy,) = space.cohorts.values()
         order = [shard.store.records.blocks.key[block] for block in policy.peek(16).tolist()]
-        told.append(
-            (states, shard.store.part_views(parts), space.counters.values(), shard.store.gauges(), order)
-        )
+        told.append((states, shard.store.part_views(parts), space.counters.values(), shard.store.gauges(), order))
     assert told[0] == told[1] == told[2]
     assert slots > 3 or len(asked) != 4 or key(0) not in asked or BUSY in told[0][0], "the share was to be used up"

@@ -246,6 +246,50 @@ async def test_a_slice_outside_is_the_shard_s_own_fault(bench: Bench, row: tuple
     assert region.copies == 0
 
 
+async def test_holes_of_a_mapped_region_stay_holes(bench: Bench) -> None:
+    """To look at them by the mapping would make pages, at the shard's cost."""
+    size, page = 8 * MIB, 4096
+    region = bench.region(sealed_memfd(size + 100), offset=100)
+    bench.memory.view[:size] = b"\xee" * size
+    await bench.copier.fill(region, _copies((0, 0, size)))
+    assert bench.memory.view[:size] == bytes(size)
+    assert os.fstat(region.fd).st_blocks == 0
+    for at in (0, 3 * MIB + 17, size - 1):
+        os.pwrite(region.fd, b"\x77", 100 + at)
+    blocks = os.fstat(region.fd).st_blocks
+    await bench.copier.fill(region, _copies((0, 0, size)))
+    expected = bytearray(size)
+    expected[0] = expected[3 * MIB + 17] = expected[size - 1] = 0x77
+    assert bench.memory.view[:size] == expected
+    assert os.fstat(region.fd).st_blocks == blocks
+    assert not region.is_whole(0, size)
+    assert region.is_whole(3 * MIB + 17, 1)
+    assert not region.is_whole(3 * MIB + 17 + page, 1)
+
+
+@pytest.mark.parametrize("cut", [10, 2 * PIECE_BYTES + 10])
+async def test_the_end_that_is_told_is_the_file_s_own(bench: Bench, cut: int) -> None:
+    size = 4 * PIECE_BYTES
+    region = bench.region(memfd(size))
+    os.ftruncate(region.fd, cut)
+    with pytest.raises(InvalidArgument, match=f"ended at byte {cut} of the region"):
+        await bench.copier.fill(region, _copies((0, 0, size)))
+
+
+async def test_a_copy_cancelled_as_its_delay_ends_does_not_begin(bench: Bench) -> None:
+    bench.failpoints.arm("region.fill", "delay:1ms*1")
+    region = bench.region(memfd(MIB))
+    os.pwrite(region.fd, b"\x77" * MIB, 0)
+    copying = bench.copier.fill(region, _copies((0, 0, MIB)))
+    assert copying.delay is not None
+    await asyncio.wait({copying.delay})
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert region.copies == 0
+    assert bench.memory.view[:MIB] == bytes(MIB)
+
+
 # -- files that change ---------------------------------------------------------------------------------------------
 
 
