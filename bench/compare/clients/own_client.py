@@ -6,8 +6,6 @@ bytes lie: it maps the arena and copies nothing, so its time is what a call cost
 
 from __future__ import annotations
 
-import os
-
 from bench.compare.clients.work import Job, Store, Unusable, Values, serve
 from bench.rig import spec
 from kvstore_client import Client, ClientOptions
@@ -81,12 +79,7 @@ def open_own(job: Job, values: Values) -> Store:
 
 def _registered(client: Client, values: Values) -> list[memoryview]:
     """The values once more, in shared memory that the server may copy from."""
-    fd = os.memfd_create("compare")
-    try:
-        os.ftruncate(fd, values.source.nbytes)
-        memory = client.register(fd).memory
-    finally:
-        os.close(fd)
+    memory = client.allocate(values.source.nbytes).memory
     memory[:] = values.source.data
     size_bytes = values.size_bytes
     return [memory[i * size_bytes : (i + 1) * size_bytes] for i in range(values.count)]
