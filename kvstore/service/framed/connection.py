@@ -19,7 +19,7 @@ from collections.abc import Callable
 from kvstore.service.framed.channel import ChannelVerbs, Peer, stray_descriptor
 from kvstore.service.framed.outbox import Outbox
 from kvstore.service.framed.requests import Requests
-from kvstore.service.framed.turns import BESIDE_SMALL_BYTES, Turns
+from kvstore.service.framed.turns import ALONE_BYTES, BESIDE_SMALL_BYTES, Turns
 from kvstore.service.handlers import StoreHandlers
 from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
@@ -29,6 +29,7 @@ from kvstore_wire.v1 import channel_pb2 as channel
 
 _LOG = logging.getLogger("kvstore.framed")
 _TURN_FRAMES = 64  # Taken in one turn: a few milliseconds' work. One read more may bring what the scratch holds.
+_LOOKS = 16  # A few microseconds: less than a turn of the loop costs.
 _TURN_SENDS = 16  # System calls in one turn: payload of tiny pieces needs many.
 _TLS_BYTES = 256 << 10
 _TURN_TLS_SENDS = 256  # Each sends one buffer, however small.
@@ -143,12 +144,18 @@ class Connection:
     def _read(self) -> None:
         reader, requests, left = self._reader, self._requests, self._quantum_bytes
         last_frame = requests.frame_count + _TURN_FRAMES
+        looks = self._looks
         while left > 0 and requests.frame_count < last_frame and not self._over:
             view = reader.wanted()[:left]
             try:
                 size = self._receive(view)
             except _TRY_LATER:
-                return
+                if not looks or not reader.payload_left:
+                    return
+                looks -= 1
+                os.sched_yield()
+                continue
+            looks = self._looks
             if size == 0:
                 self.close()
                 return
@@ -163,10 +170,15 @@ class Connection:
                 return
             self.moved_s = self._shell.now()
             left -= size
-            if size < len(view) and self._tls is None:
+            if size < len(view) and self._tls is None and not (looks and reader.payload_left):
                 return
         if self._tls is not None and self._tls.pending():
             self._loop.call_soon(self._readable_again)
+
+    @property
+    def _looks(self) -> int:
+        """How often a read looks for payload that must be on its way, before the loop is asked to tell of it."""
+        return _LOOKS if self._quantum_bytes == ALONE_BYTES and self._tls is None else 0
 
     def _readable_again(self) -> None:
         """Reads on what the kernel has given to TLS already, and tells nobody of any more."""
