@@ -291,10 +291,11 @@ def yielding(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[float, 
         def yield_cpu() -> None:
             bench.now += away_s
 
-        monkeypatch.setattr(os, "sched_yield", yield_cpu)
         bench.now += after_s
         bench.turn("a", after_s=0.0)
-        bench.loop.run_once()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "sched_yield", yield_cpu)
+            bench.loop.run_once()
         return len(bench.moves)
 
     _busy(bench)
@@ -338,6 +339,22 @@ def test_where_it_helped_the_next_move_may_come_soon_again(
         assert yielding(POLL_S / 2, 2 * _CROWDED_S) == moves + 1
         bench.now += 8 * _MOVE_PAUSE_S
         bench.turn("a", after_s=0.0)
+
+
+def test_large_transfers_that_poll_for_nothing_are_moved_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, yields = Bench(busy_poll_s=0.0), list[float]()
+
+    def yield_cpu() -> None:
+        yields.append(bench.now)
+        bench.now += 2 * _CROWDED_S
+
+    monkeypatch.setattr(os, "sched_yield", yield_cpu)
+    for _ in range(10_000):
+        bench.turn("a", after_s=0.0002, came=False)
+    assert bench.moves[0] - START_S < 4 * _MOVE_PAUSE_S
+    assert len(bench.moves) < 20  # Ever more seldom, and so is the looking: 2 s have passed.
+    assert len(yields) < 60
+    assert not bench.is_polling
 
 
 def test_a_thread_moves_to_another_cpu_and_may_run_on_all_as_before() -> None:

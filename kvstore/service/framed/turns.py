@@ -44,7 +44,7 @@ class Turns:
         move: Callable[[], object] = move_away,
     ) -> None:
         self._loop, self._clock, self._others_work, self._move = loop, clock, others_work, move
-        self._crowded_s = self._moved_s = -1.0
+        self._crowded_s = self._moved_s = self._looked_s = -1.0
         self._move_pause_s = _MOVE_PAUSE_S
         # On an only CPU it would keep the peer from running.
         self._most_poll_s = busy_poll_s if len(os.sched_getaffinity(0)) > 1 else 0.0
@@ -74,6 +74,8 @@ class Turns:
         self._served_s = now = self._clock()
         if small:
             self._small, self._small_until = self._last, now + _BESIDE_S
+        if now - self._looked_s > self._move_pause_s / 2:  # Large transfers poll for nothing, and share CPUs as well.
+            self._yield(now)
         if self._poll_s > _LEAST_POLL_S:
             self._until = now + self._poll_s
             if not self._polling:
@@ -91,17 +93,21 @@ class Turns:
         """What is to be run soon keeps the loop from sleeping: it looks at its sockets and comes back here."""
         now = self._clock()
         if now < self._until and not self._others_work():
-            os.sched_yield()
-            back = self._clock()
-            if back - now > _CROWDED_S:
-                self._crowded(back)
+            self._yield(now)
             self._loop.call_soon(self._poll)
         else:
             self._polling = False
 
+    def _yield(self, now: float) -> None:
+        """Lets others run, and notes whether there were any."""
+        os.sched_yield()
+        self._looked_s = back = self._clock()
+        if back - now > _CROWDED_S:
+            self._crowded(back)
+
     def _crowded(self, now: float) -> None:
         """Notes that another thread ran on this CPU meanwhile; the second time in a moment, this one moves."""
-        again = now - self._crowded_s < _CROWDED_AGAIN_S
+        again = now - self._crowded_s < max(_CROWDED_AGAIN_S, self._move_pause_s)
         self._crowded_s = now
         since_s = now - self._moved_s
         if not again or since_s < self._move_pause_s:
