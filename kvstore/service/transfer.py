@@ -20,7 +20,7 @@ from kvstore.service import checks, regions
 from kvstore.service.copier import Copying
 from kvstore.service.handlers import StoreHandlers, Wait
 from kvstore.service.incoming import Filling, FillPlan
-from kvstore.service.outgoing import Reading
+from kvstore.service.outgoing import MOST_PIECES, Reading
 from kvstore.service.shell import Call, Shell
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument
@@ -78,7 +78,8 @@ class Transfers:
             raise
 
     def glance(self, request: pb.GetRequest, most_bytes: int) -> Glance | None:
-        """Reads few blocks without leasing them; None where they may be more than `most_bytes`.
+        """Reads few blocks without leasing them; None where they may be more than `most_bytes`, or more parts than go
+        out at once.
 
         What is told must be sent, copied or kept before anything else happens. Raises KvStoreError.
         """
@@ -88,7 +89,8 @@ class Transfers:
         namespace = shell.session(request.session).namespace(request.namespace)
         spec, keys = namespace.spec, request.chain.keys
         parts = len(request.parts.parts) or namespace.parts_per_block
-        if spec.kind is not Kind.KV or len(keys) * parts * spec.part_bytes > most_bytes:
+        count = len(keys) * parts
+        if spec.kind is not Kind.KV or count >= MOST_PIECES or count * spec.part_bytes > most_bytes:
             return None
         wanted = self._handlers.wanted(namespace, request, 0.0)
         seen = shell.store.reader.glance(namespace, wanted, shell.now())

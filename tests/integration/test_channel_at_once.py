@@ -128,3 +128,16 @@ async def test_no_more_than_was_granted_is_sent_at_once() -> None:
         rest = await peer.next_of(7)
         assert (rest.frame.ends, rest.payload) == (True, ONE[MIB // 2 :])
         assert not pb.GetResponse.FromString(rest.message).HasField("header")
+
+
+@pytest.mark.parametrize("count", [1022, 1023, 1024, 2000])
+async def test_more_parts_than_one_system_call_takes_come_whole(count: int) -> None:
+    spec = kv_spec("tiny", part_bytes=512)
+    async with scene(FLAGS, spec) as at, at.connected(BULK) as peer:
+        chain, values = keys(0, count), [value(i, 512) for i in range(count)]
+        assert await at.caller.put(chain, values) == [COMMITTED] * count
+        await peer.ask(Verb.GET, 7, at.caller.get_request(chain))
+        header, payload, error = await got(peer, 7)
+        assert (payload, list(header.checksums), error) == (b"".join(values), [checksum(v) for v in values], None)
+        await _leases(at, 0)
+        assert await is_answered(peer, at.caller)

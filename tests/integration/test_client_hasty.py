@@ -33,7 +33,6 @@ from tests.integration.shard import closed_address
 from tests.integration.transport_scene import (
     MIB,
     Driver,
-    InLoop,
     Proxy,
     Rooms,
     Shard,
@@ -41,6 +40,7 @@ from tests.integration.transport_scene import (
     options_of,
     region_of,
     sharded,
+    unregister,
     until,
 )
 
@@ -415,18 +415,6 @@ def put_hastily(driver: Driver, blocks: list[bytes], source: list[memoryview]) -
     """Whether a put failed for lack of time, as it must."""
     failure = driver.run(SPEC, lambda ns: ns.put(blocks, source, deadline_ms=HASTY_MS)).failure
     return isinstance(failure, DeadlineExceeded)
-
-
-def unregister(driver: Driver, region: Any) -> None:
-    client = driver.client
-
-    async def inside() -> None:
-        client.unregister(region)
-
-    if isinstance(driver, InLoop):
-        driver.wait(inside())
-    else:
-        client.unregister(region)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,6 +33,7 @@ from tests.integration.transport_scene import (
     proxied,
     region_of,
     sharded,
+    unregister,
     until,
 )
 
@@ -328,21 +329,9 @@ def test_a_region_given_back_is_let_go_by_the_shard(kind: str) -> None:
                 assert driver.put(SPEC, keys(3, f"{i}"), rooms.holding(VALUES)).ok
                 rooms.check()
                 shard.until(lambda local: local.server.shell.regions.region_count == 1, "it is not registered")
-                _unregister(driver, region)
+                unregister(driver, region)
                 shard.until(lambda local: local.server.shell.regions.region_count == 0, "it is still there")
         assert shard.ask(lambda local: local.server.shell.regions.registered_count) == 12
-
-
-def _unregister(driver: Driver, region: Any) -> None:
-    client = driver.client
-
-    async def inside() -> None:
-        client.unregister(region)
-
-    if isinstance(driver, InLoop):
-        driver.wait(inside())
-    else:
-        client.unregister(region)
 
 
 @pytest.mark.parametrize("kind", KINDS)

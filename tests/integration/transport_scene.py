@@ -379,3 +379,16 @@ def proxied() -> Iterator[Proxy]:
         yield proxy
     finally:
         proxy.close()
+
+
+def unregister(driver: Driver, region: Region) -> None:
+    """Ends a region where its client lives."""
+    client = driver.client
+
+    async def inside() -> None:
+        client.unregister(region)
+
+    if isinstance(driver, InLoop):
+        driver.wait(inside())
+    else:
+        client.unregister(region)
