@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.bare import BareClient
-from bench.jobs import KEY_BYTES, Buffers, Job, Player, keys_of
+from bench.jobs import KEY_BYTES, RAW_UNPACED, Buffers, Job, Player, keys_of
 from bench.raw import RawClient
 from bench.rig import MIB
 
@@ -42,7 +42,7 @@ class Raw(Player):
     """A bare socket; one request a call. A match is an exchange of as many bytes as the store's own."""
 
     def __init__(self, job: Job, buffers: Buffers) -> None:
-        self._client = RawClient(job.address)
+        self._client = RawClient(job.address, unpaced=job.kind == RAW_UNPACED)
         self._part_bytes, self._start = job.part_bytes, job.owner * job.size_bytes
         self._target = buffers.target
         self._keys = b"".join(keys_of(job))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from bench.compare.figures import gb_per_s, paired
 from bench.compare.turn import Seat, latencies, rates
 from bench.crew import Worker, crew_of
-from bench.jobs import BULK, MEMCPY, RAW_TCP, RAW_UNIX, SHM, VIEWS, Job
+from bench.jobs import BULK, MEMCPY, RAW_TCP, RAW_UNIX, RAW_UNPACED, SHM, VIEWS, Job
 from bench.raw import RawServer, raw_server
 from bench.report import Row
 from bench.rig import MIB, Running, on_cores, percentile, serving
@@ -57,6 +57,9 @@ BOUNDS = (
     Bound("bulk on", GET, "bulk Get, verified", RAW_TCP, BULK_GET),
     Bound("bulk off", GET, "bulk Get, not verified", RAW_TCP, None),
     Bound("bulk on", PUT, "bulk Put", RAW_TCP, BULK_PUT),
+    Bound("bulk on", GET, "bulk Get, verified", RAW_UNPACED, None),
+    Bound("bulk off", GET, "bulk Get, not verified", RAW_UNPACED, None),
+    Bound("bulk on", PUT, "bulk Put", RAW_UNPACED, None),
 )
 
 
@@ -82,6 +85,7 @@ def run(plan: Plan | None = None) -> list[Row]:
         ground = Ground(running, raw)
         rows = _rates(ground, plan, ceiling=MEMCPY)
         rows += _rates(ground, plan, ceiling=RAW_TCP)
+        rows += _rates(ground, plan, ceiling=RAW_UNPACED)
         rows += _views(ground, plan)
         for part_bytes in SINGLE_MS:
             rows += _singles(ground, plan, part_bytes)
@@ -97,7 +101,7 @@ class Ground:
     raw: RawServer
 
     def job(self, kind: str, part_bytes: int, *, owner: int = 0, verify: Verify = VERIFY_ON) -> Job:
-        addresses = {RAW_TCP: self.raw.tcp, RAW_UNIX: self.raw.unix}
+        addresses = {RAW_TCP: self.raw.tcp, RAW_UNPACED: self.raw.unpaced, RAW_UNIX: self.raw.unix}
         count = PART_COUNT if part_bytes == PART_BYTES else SMALL_COUNT
         address = addresses.get(kind, self.running.target)
         return Job(kind, address, part_bytes, count, owner=owner, verify=verify.value)

@@ -18,6 +18,7 @@ from kvstore_client.options import Verify
 
 SHM, VIEWS, BULK, GRPC = "shm", "shm views", "bulk", "grpc"
 MEMCPY, RAW_TCP, RAW_UNIX, BARE_GRPC = "memcpy", "raw TCP", "raw Unix socket", "bare gRPC"
+RAW_UNPACED = "raw TCP, unpaced"  # As the store's own connections within a host.
 OWN = (SHM, VIEWS, BULK, GRPC)
 CEILINGS = (MEMCPY, RAW_TCP, RAW_UNIX, BARE_GRPC)
 KEY_BYTES = 32

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from bench.ceilings import Bare, Memory, Raw
-from bench.jobs import BARE_GRPC, MEMCPY, OWN, RAW_TCP, RAW_UNIX, VIEWS, Buffers, Job, Player, cut, keys_of
+from bench.jobs import BARE_GRPC, MEMCPY, OWN, RAW_TCP, RAW_UNIX, RAW_UNPACED, VIEWS, Buffers, Job, Player, cut, keys_of
 from bench.rig import spec
 from kvstore_client import Client, ClientOptions
 from kvstore_client.options import Verify
@@ -28,7 +28,7 @@ def open_player(job: Job, buffers: Buffers) -> Player:
         return Own(job, buffers)
     if job.kind == MEMCPY:
         return Memory(job, buffers)
-    if job.kind in (RAW_TCP, RAW_UNIX):
+    if job.kind in (RAW_TCP, RAW_UNPACED, RAW_UNIX):
         return Raw(job, buffers)
     if job.kind == BARE_GRPC:
         return Bare(job, buffers)

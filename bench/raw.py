@@ -1,8 +1,8 @@
 """The ceiling of whatever crosses a socket: a request of a range, its bytes in one answer, and nothing else.
 
 As a program, it is the server: `python -m bench.raw SIZE_BYTES FOLDER`, one thread a connection, all of them out of
-one warm buffer, over TCP and over a Unix socket. It prints both addresses. Requests and answers are as large as those
-of the store beside it: `batch` parts in one.
+one warm buffer, over TCP as the machine has it, over TCP that is not paced, and over a Unix socket. It prints the
+addresses. Requests and answers are as large as those of the store beside it: `batch` parts in one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.compare.clients.raw_socket import LOCALHOST, connect, receive
 from bench.rig import warm
+from kvstore_wire.pacing import unpace_within_host
 
 REQUEST = struct.Struct("<cQQ")
 GET, PUT, ASK, STORED = b"G", b"P", b"A", b"S"
@@ -28,9 +29,10 @@ MAX_ASK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class RawServer:
-    """A server process and its addresses: a port, a path."""
+    """A server process and its addresses: two ports, a path."""
 
     tcp: str
+    unpaced: str
     unix: str
     pid: int
 
@@ -38,8 +40,10 @@ class RawServer:
 class RawClient:
     """One connection to a raw server."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, unpaced: bool = False) -> None:
         self._socket = connect(address)
+        if unpaced:
+            unpace_within_host(self._socket)
 
     def get(self, start: int, into: memoryview) -> None:
         """Fills a buffer with the server's bytes from `start` on."""
@@ -70,8 +74,8 @@ def raw_server(size_bytes: int) -> Iterator[RawServer]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:
-            tcp, unix = process.stdout.readline().split()
-            yield RawServer(tcp, unix, process.pid)
+            tcp, unpaced, unix = process.stdout.readline().split()
+            yield RawServer(tcp, unpaced, unix, process.pid)
         finally:
             process.terminate()
             process.wait(timeout=30)
@@ -94,22 +98,26 @@ def serve_connection(connection: socket.socket, held: memoryview) -> None:
                 connection.sendall(held[:second])
 
 
-def _accept(listener: socket.socket, held: memoryview) -> None:
+def _accept(listener: socket.socket, held: memoryview, *, unpaced: bool = False) -> None:
     while True:
         connection = listener.accept()[0]
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if unpaced:
+            unpace_within_host(connection)
         threading.Thread(target=serve_connection, args=(connection, held), daemon=True).start()
 
 
 def _serve(size_bytes: int, folder: Path) -> None:
     held = warm(size_bytes)
-    tcp, unix = socket.create_server((LOCALHOST, 0)), socket.socket(socket.AF_UNIX)
+    tcp, unpaced = socket.create_server((LOCALHOST, 0)), socket.create_server((LOCALHOST, 0))
+    unix = socket.socket(socket.AF_UNIX)
     path = folder / "raw.sock"
     unix.bind(str(path))
     unix.listen()
     threading.Thread(target=_accept, args=(unix, held), daemon=True).start()
-    print(tcp.getsockname()[1], path, flush=True)
+    threading.Thread(target=_accept, args=(unpaced, held), kwargs={"unpaced": True}, daemon=True).start()
+    print(tcp.getsockname()[1], unpaced.getsockname()[1], path, flush=True)
     _accept(tcp, held)
 
 

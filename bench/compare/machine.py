@@ -21,6 +21,7 @@ def machine() -> dict[str, str]:
         "memory": f"{int(_line_of(Path('/proc/meminfo'), 'MemTotal').split()[0]) >> 20} GiB",
         "kernel": f"Linux {platform.release()}",
         "Python": f"Python {platform.python_version()}",
+        "TCP": f"congestion control {_word_of(Path('/proc/sys/net/ipv4/tcp_congestion_control'))}",
     }
 
 
@@ -36,6 +37,10 @@ def _version(program: str) -> str:
         return ""
     done = subprocess.run([program, "--version"], capture_output=True, text=True)
     return " ".join(done.stdout.split()[:3])
+
+
+def _word_of(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else "unknown"
 
 
 def _line_of(path: Path, name: str) -> str:

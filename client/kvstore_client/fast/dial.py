@@ -15,6 +15,7 @@ from kvstore_client.fast.wire import Wire
 from kvstore_client.options import ClientOptions
 from kvstore_client.tls import TlsOptions
 from kvstore_wire.errors import KvStoreError
+from kvstore_wire.pacing import unpace_within_host
 from kvstore_wire.v1 import channel_pb2 as channel
 
 CONNECT_S = 2.0  # An address that swallows packets must not eat the whole deadline.
@@ -110,6 +111,7 @@ def _connected(endpoint: Endpoint, limit: Deadline) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _TCP_OPTIONS:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        unpace_within_host(sock)
         if endpoint.tls is None:
             return sock
         _set_timeout(sock, limit)  # Of the whole handshake.

@@ -23,6 +23,7 @@ from kvstore.service.shell import Shell
 from kvstore.service.transfer import Transfers
 from kvstore_wire.errors import DeadlineExceeded, Denied, Draining, KvStoreError, TableFull
 from kvstore_wire.frames import END, Verb, head
+from kvstore_wire.pacing import unpace_within_host
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import channel_pb2 as channel
 
@@ -164,6 +165,7 @@ class FramedDoor:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        unpace_within_host(sock)
         host, port = sock.getpeername()[:2]
         if tls is not None:
             sock = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
