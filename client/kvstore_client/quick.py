@@ -1,4 +1,6 @@
-"""Small reads from a thread by the shortest way: whole blocks of one part, few and small, into the caller's buffers.
+"""Reads from a thread by the shortest way: whole blocks of one part into the caller's buffers.
+
+What is little comes through the socket; what is more is copied out of the shard's arena, where that is mapped.
 
 The answer is the one that `GetCall` gives; whatever is not plain - another shape, no connection, a wrong argument, an
 answer that does not fit - is left to it by returning None, before or instead of an answer.
@@ -7,6 +9,7 @@ answer that does not fit - is left to it by returning None, before or instead of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -21,15 +24,16 @@ from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
 from kvstore_client.results import GetResult, leading
-from kvstore_wire.errors import DeadlineExceeded
+from kvstore_client.session import Binding
+from kvstore_client.transports.framed import Arena, FramedTransport
+from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.frames import Verb
 from kvstore_wire.limits import MAX_KEY_BYTES, MIN_KEY_BYTES
 from kvstore_wire.namespace import Kind, NamespaceSpec
 from kvstore_wire.states import BlockState, Coverage
 from kvstore_wire.v1 import block_store_pb2 as store
-from kvstore_wire.v1 import types_pb2 as types
 
-MOST_BLOCKS = 16
+MOST_BLOCKS, MOST_COPIED_BLOCKS = 16, 256
 
 
 def quick_get(
@@ -41,22 +45,22 @@ def quick_get(
     if views is None or binding is None or core.closed:
         return None
     transport, size = core.made_transport(binding), len(views) * spec.part_bytes
-    if transport is None or size > transport.quick_bytes:
+    if transport is None:
+        return None
+    arena = transport.arena if size > transport.quick_bytes else None
+    if arena is None and (size > transport.quick_bytes or len(views) > MOST_BLOCKS):
+        return None
+    if arena is not None and len(views) > binding.limits.max_blocks:
         return None
     lanes = transport.lanes
     if not isinstance(lanes, BlockingLanes) or not core.try_enter():
         return None
-    request = store.GetRequest(
-        session=binding.session,
-        namespace=binding.namespace,
-        chain=types.Chain(keys=keys),  # type: ignore[arg-type]
-        coverage=int(coverage),  # type: ignore[arg-type]
-    )
-    lane = lanes.borrow(size)
+    lane = lanes.borrow(0 if arena is not None else size)
     states: bytes | None = None
     try:
         if lane is not None:
-            states = _read(lane, request.SerializeToString(), views, deadline)
+            asked = _Asked(binding, keys, coverage, views, deadline)
+            states = _read(lane, asked) if arena is None else _copy(lane, asked, arena, core, transport)
             if states is not None:
                 lanes.worked()
     except DeadlineExceeded as error:
@@ -73,13 +77,31 @@ def quick_get(
     return None if states is None else _result(core, states, spec.part_bytes)
 
 
-def _read(lane: BlockingLane, request: bytes, views: list[memoryview], deadline: Deadline) -> bytes | None:
+class _Asked(NamedTuple):
+    """One call."""
+
+    binding: Binding
+    keys: Keys
+    coverage: Coverage
+    views: list[memoryview]
+    deadline: Deadline
+
+    def fill(self, request: store.GetRequest | store.AcquireRequest) -> bytes:
+        """Returns the request with what both kinds have."""
+        request.session, request.namespace = self.binding.session, self.binding.namespace
+        request.chain.keys.extend(self.keys)  # type: ignore[arg-type]
+        request.coverage = int(self.coverage)  # type: ignore[assignment]
+        return request.SerializeToString()
+
+
+def _read(lane: BlockingLane, asked: _Asked) -> bytes | None:
     """Returns the states of an answer whose every part landed as it was written, None for any other; then, or where
     this raises, the lane is closed, since something of the answer may be left in it."""
+    views, deadline = asked.views, asked.deadline
     done = False
     try:
-        answer = lane.ask(Verb.GET, request, deadline)
-        header = None if answer is None else _header(answer.message, len(views), len(views[0]))
+        answer = lane.ask(Verb.GET, asked.fill(store.GetRequest()), deadline)
+        header = None if answer is None else _header(answer.message, views)
         if answer is None or header is None:
             return None
         states = header.states
@@ -92,6 +114,49 @@ def _read(lane: BlockingLane, request: bytes, views: list[memoryview], deadline:
         if not done:
             lane.close()
     return states if sums == list(header.checksums) else None
+
+
+def _copy(
+    lane: BlockingLane, asked: _Asked, arena: Arena, core: DirectCore, transport: FramedTransport
+) -> bytes | None:
+    """As `_read`, out of the arena under a lease; nobody waits for the end of it, since the checksums prove the bytes.
+
+    A lease that a broken lane leaves behind ends at the call's deadline.
+    """
+    limit = asked.binding.limits.max_lease_ms
+    request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)))
+    done = False
+    try:
+        plain = lane.ask(Verb.ACQUIRE, asked.fill(request), asked.deadline)
+        answer = None if plain is None or plain.payload or plain.left else _acquired(plain.message)
+        if answer is None:
+            return None
+        done = True
+    finally:
+        if not done:
+            lane.close()
+    try:
+        states = answer.states if answer.settled and not answer.first else b""
+        if not _fits(states, answer.lengths, len(answer.checksums), asked.views):
+            return None
+        hits = asked.views if states.count(BlockState.HOT) == len(asked.views) else _hits(states, asked.views)
+        corrupt = arena.copier.copy_out(
+            arena.array,
+            offsets=answer.offsets,
+            lengths=answer.lengths,
+            checksums=answer.checksums,
+            targets=[[view] for view in hits],
+            verify=Verify.ON,
+        )
+        return None if corrupt else states
+    except KvStoreError:
+        return None
+    finally:
+        if answer.HasField("lease"):
+            session = asked.binding.session
+            release = store.ReleaseRequest(session=session, leases=[answer.lease])
+            if not lane.tell(Verb.RELEASE, release.SerializeToString()):
+                core.background(transport.end_lease("Acquire", session, answer.lease))
 
 
 def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: Deadline) -> list[int]:
@@ -112,7 +177,7 @@ def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: D
     return sums
 
 
-def _header(message: memoryview, block_count: int, size: int) -> store.GetHeader | None:
+def _header(message: memoryview, views: list[memoryview]) -> store.GetHeader | None:
     """Returns the header of a whole answer, None if it does not fit the question."""
     answer = store.GetResponse()
     try:
@@ -120,14 +185,26 @@ def _header(message: memoryview, block_count: int, size: int) -> store.GetHeader
     except DecodeError:
         return None
     header = answer.header
-    states, hits = header.states, len(header.lengths)
-    if len(states) != block_count or states.count(BlockState.HOT) != hits or len(header.checksums) != hits:
+    return header if _fits(header.states, header.lengths, len(header.checksums), views) else None
+
+
+def _acquired(message: memoryview) -> store.AcquireResponse | None:
+    answer = store.AcquireResponse()
+    try:
+        answer.ParseFromString(bytes(message))
+    except DecodeError:
         return None
-    if any(length != size for length in header.lengths):
-        return None
-    if hits < block_count and (max(states) > BlockState.BEYOND or BlockState.BUSY in states):
-        return None
-    return header
+    return answer
+
+
+def _fits(states: bytes, lengths: Sequence[int], checksum_count: int, views: list[memoryview]) -> bool:
+    """Whether these are the states of a whole answer to the question, with what each hit needs."""
+    hits, size = len(lengths), len(views[0])
+    if len(states) != len(views) or states.count(BlockState.HOT) != hits or checksum_count != hits:
+        return False
+    if any(length != size for length in lengths):
+        return False
+    return hits == len(views) or (max(states) <= BlockState.BEYOND and BlockState.BUSY not in states)
 
 
 def _hits(states: bytes, views: list[memoryview]) -> list[memoryview]:
@@ -138,7 +215,7 @@ def _plain(core: DirectCore, spec: NamespaceSpec, keys: Keys, into: Sequence[Ent
     """Returns the callers' buffers as flat views, None if the call is not plain."""
     if spec.parts_per_block != 1 or spec.kind is not Kind.KV or core.options.verify is not Verify.ON:
         return None
-    if not isinstance(keys, list) or not isinstance(into, list) or not 0 < len(keys) <= MOST_BLOCKS:
+    if not isinstance(keys, list) or not isinstance(into, list) or not 0 < len(keys) <= MOST_COPIED_BLOCKS:
         return None
     size = spec.part_bytes
     if len(into) != len(keys) or not size:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvstore_client import BlockViews
+from kvstore_client import BlockViews, Verify
+from kvstore_client.copying import Copier
 from kvstore_wire.errors import LeaseExpired
 from tests.integration.client_cases import keys, value
 from tests.integration.server_process import ROOT
@@ -83,6 +84,19 @@ def view(driver: Driver) -> tuple[Any, BlockViews]:
     return viewed, getattr(viewed, "views", viewed)
 
 
+def buffers(given: str) -> list[memoryview] | None:
+    return [memoryview(bytearray(SIZE)) for _ in BLOCKS] if given == "buffers" else None
+
+
+def overwrite(local: Any, others: list[bytes]) -> None:
+    """Puts other bytes where the blocks lie."""
+    memory = local.server.shell.memory.view
+    held = bytes(memory)
+    for mine, other in zip(VALUES, others, strict=True):
+        at = held.index(mine)
+        memory[at : at + SIZE] = other
+
+
 def expire_leases(shard: Shard) -> int:
     """Lets every lease run out now; tells how many there were."""
 
@@ -98,8 +112,8 @@ def expire_leases(shard: Shard) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lease_that_ends_under_a_read_makes_it_a_miss(kind: str) -> None:
-    with sharded() as shard, driven(kind, options_of(shard.target, "shm")) as driver:
+def test_a_lease_that_ends_under_a_read_makes_it_a_miss_where_nothing_else_proves_the_bytes(kind: str) -> None:
+    with sharded() as shard, driven(kind, options_of(shard.target, "shm", verify=Verify.OFF)) as driver:
         filled(driver)
         assert driver.get(SPEC, BLOCKS).prefix_blocks == COUNT
         shard.arm("before.Release", "delay:200ms*1")
@@ -114,6 +128,45 @@ def test_a_lease_that_ends_under_a_read_makes_it_a_miss(kind: str) -> None:
         assert list(found[0].values) == [None] * COUNT
         again = driver.get(SPEC, BLOCKS)
         assert [bytes(v or b"") for v in again.values or ()] == VALUES
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("given", ["buffers", "nothing"])
+def test_bytes_of_others_that_a_lease_ended_under_are_never_a_hit(
+    kind: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the lease and the copy, the slots go to other blocks."""
+    with sharded() as shard, driven(kind, options_of(shard.target, "shm")) as driver:
+        filled(driver)
+        assert driver.get(SPEC, BLOCKS, into=buffers(given)).prefix_blocks == COUNT
+        copy_out, others = Copier.copy_out, [value(("other", i), SIZE) for i in range(COUNT)]
+        taken: list[int] = []
+
+        def copy_late(self: Copier, array: Any, **what: Any) -> list[int]:
+            if not taken:
+                taken.append(expire_leases(shard))
+                shard.ask(lambda local: overwrite(local, others))
+            return copy_out(self, array, **what)
+
+        monkeypatch.setattr(Copier, "copy_out", copy_late)
+        into = buffers(given)
+        got = driver.get(SPEC, BLOCKS, into=into)
+        assert taken == [1], "nothing was copied: the test shows nothing"
+        assert got.prefix_blocks == 0
+        assert got.failure is not None or got.corrupt_blocks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_read_that_its_checksums_prove_waits_for_no_release(kind: str) -> None:
+    with sharded() as shard, driven(kind, options_of(shard.target, "shm")) as driver:
+        filled(driver)
+        assert driver.get(SPEC, BLOCKS, into=buffers("buffers")).prefix_blocks == COUNT
+        shard.arm("before.Release", "fail")
+        for given in ("buffers", "nothing"):
+            for _ in range(3):
+                assert driver.get(SPEC, BLOCKS, into=buffers(given)).prefix_blocks == COUNT
+        shard.until(lambda local: not local.gauge("leases"), "a lease stays that nobody needs")
+        shard.disarm("before.Release")
 
 
 @pytest.mark.parametrize("kind", KINDS)

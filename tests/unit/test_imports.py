@@ -52,7 +52,14 @@ OUTSIDE = {
         "kvstore.workload",
     },
     "time": {"kvstore.service", "kvstore.cli", "kvstore_client", "kvstore.replay"},
-    "socket": {"kvstore.build", "kvstore.service", "kvstore_client", "kvstore.cli", "kvstore.replay"},
+    "socket": {
+        "kvstore_wire.pacing",
+        "kvstore.build",
+        "kvstore.service",
+        "kvstore_client",
+        "kvstore.cli",
+        "kvstore.replay",
+    },
 }
 
 

@@ -8,7 +8,7 @@ import ssl
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import PathDown
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, MakePieces, Meanwhile, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_client.quiet import LOGGER
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError, Unreachable
 
@@ -38,7 +38,6 @@ class AsyncLane:
         taker: Taker,
         deadline: Deadline,
         source: MakePieces | None = None,
-        meanwhile: Meanwhile = None,
     ) -> None:
         """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame.
 
@@ -56,8 +55,6 @@ class AsyncLane:
         )
         try:
             self._flush()
-            if meanwhile is not None:
-                meanwhile()
             if not over.done():
                 await asyncio.wait({over}, timeout=deadline.remaining_s())
         finally:
@@ -66,6 +63,14 @@ class AsyncLane:
             raise DeadlineExceeded("the shard did not answer in time")
         if made.error is not None:
             raise made.error if not isinstance(made.error, Unreachable) else PathDown(str(made.error), sent=True)
+
+    def tell(self, verb: int, message: bytes) -> bool:
+        """Says something that the shard does not answer; false where the connection has ended."""
+        if self.broken or self.wire.failure is not None:
+            return False
+        self.wire.tell(verb, message)
+        self._flush()
+        return not self.broken
 
     def close(self, why: KvStoreError | None = None) -> None:
         """Closes the connection; what is under way fails. Idempotent."""

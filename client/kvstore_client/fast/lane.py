@@ -17,7 +17,7 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.busy import BusyPoll
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, MakePieces, Meanwhile, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION
 
@@ -73,16 +73,14 @@ class BlockingLane:
         taker: Taker,
         deadline: Deadline,
         source: MakePieces | None = None,
-        meanwhile: Meanwhile = None,
     ) -> None:
-        """Makes one request and takes its answer; does `meanwhile` while the shard is at work. Raises KvStoreError;
-        PathDown where the connection is to blame."""
+        """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
         remaining_ms = deadline.remaining_ms()
         if remaining_ms < 1:
             raise DeadlineExceeded("the deadline passed before the call was sent")
         try:
             made = self.wire.begin(verb, message, taker=taker, ended=_nothing, timeout_ms=remaining_ms, source=source)
-            self._drive(made, deadline, meanwhile)
+            self._drive(made, deadline)
         except (OSError, InvalidArgument, MalformedAnswer) as error:  # What breaks the framing ends a connection too.
             self.close()
             raise PathDown(f"the connection broke: {error}", sent=True) from None
@@ -93,6 +91,16 @@ class BlockingLane:
             self.settle(deadline)
         if made.error is not None:
             raise made.error
+
+    def tell(self, verb: int, message: bytes) -> bool:
+        """Says something that the shard does not answer, where TLS is not spoken; false where the socket does not take
+        it at once: then the lane is closed."""
+        self.wire.tell(verb, message)
+        with suppress(OSError):
+            self.wire.sent(self._sock.sendmsg(self.wire.pending(), (), socket.MSG_DONTWAIT))
+        if self.wire.has_pending:
+            self.close()
+        return not self.broken
 
     def ask(self, verb: int, message: bytes, deadline: Deadline) -> Plain | None:
         """Makes one request whose answer is one frame, by the shortest way; take all of its payload before anything
@@ -178,7 +186,7 @@ class BlockingLane:
 
     # -- driving -------------------------------------------------------------------------------------------------
 
-    def _drive(self, made: Exchange, deadline: Deadline, meanwhile: Meanwhile = None) -> None:
+    def _drive(self, made: Exchange, deadline: Deadline) -> None:
         wire, reader = self.wire, self.wire.reader
         self.was_silent = True
         self._set_timeouts(deadline)
@@ -190,9 +198,6 @@ class BlockingLane:
                     if made.source is not None and not made.done:
                         self._look_for_answers()
                     continue
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
             view = reader.wanted()
             if self.was_silent and made.source is None:
                 size = self._receive_first(view, deadline)

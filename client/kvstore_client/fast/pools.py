@@ -15,7 +15,7 @@ from kvstore_client.errors import ClientClosed, PathDown
 from kvstore_client.fast.aio import AsyncLane
 from kvstore_client.fast.dial import OPEN_MS, Dialed, dial, orphaned
 from kvstore_client.fast.lane import BlockingLane
-from kvstore_client.fast.wire import MakePieces, Meanwhile, Taker
+from kvstore_client.fast.wire import MakePieces, Taker
 from kvstore_client.paths import Path, Paths
 from kvstore_wire.errors import DeadlineExceeded, KvStoreError
 from kvstore_wire.frames import Verb
@@ -42,13 +42,12 @@ class BlockingLanes:
         taker: Taker,
         deadline: Deadline,
         source: MakePieces | None = None,
-        meanwhile: Meanwhile = None,
     ) -> None:
         """Never suspends: it blocks."""
         lane = self._idle_lane(verb)
         if lane is not None:
             try:
-                lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
+                lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
                 self._paths.worked(self.path)
                 return
             except PathDown as error:
@@ -60,13 +59,25 @@ class BlockingLanes:
         # A connection that was closed while it lay idle says nothing about the shard: a new one does.
         lane = self._new_lane(deadline)
         try:
-            lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
+            lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
         except PathDown as error:
             self._paths.failed(self.path, error)
             raise
         finally:
             self._give_back(lane)
         self._paths.worked(self.path)
+
+    def tell(self, verb: int, message: bytes) -> bool:
+        while not self._closed:
+            try:
+                lane = self._idle.pop()
+            except IndexError:
+                break
+            told = lane.is_fit and lane.tell(verb, message)
+            self._give_back(lane)
+            if told:
+                return True
+        return False
 
     def borrow(self, size_bytes: int) -> BlockingLane | None:
         """Returns a lane for `BlockingLane.ask` with an answer of so much payload at most, None if none is to hand.
@@ -175,19 +186,21 @@ class AsyncLanes:
         taker: Taker,
         deadline: Deadline,
         source: MakePieces | None = None,
-        meanwhile: Meanwhile = None,
     ) -> None:
         lane = self._lane
         try:
             if lane is None or lane.broken:
                 lane = await self._opened(deadline)
-            await lane.exchange(verb, message, taker=taker, deadline=deadline, source=source, meanwhile=meanwhile)
+            await lane.exchange(verb, message, taker=taker, deadline=deadline, source=source)
         except PathDown as error:
             if self._closed:
                 raise ClientClosed("the client was closed under the call", field="client") from None
             self._paths.failed(self.path, error)
             raise
         self._paths.worked(self.path)
+
+    def tell(self, verb: int, message: bytes) -> bool:
+        return self._lane is not None and self._lane.tell(verb, message)
 
     def failed(self, error: KvStoreError) -> None:
         """Notes that the path does not work."""

@@ -36,7 +36,6 @@ class Pieces(Protocol):
     def __next__(self) -> Piece: ...
 
 
-Meanwhile: TypeAlias = "Callable[[], None] | None"
 MakePieces: TypeAlias = "Callable[[int], Pieces]"  # Of the largest payload of one frame.
 
 
@@ -171,6 +170,12 @@ class Wire:
         if source is not None:
             self._sources.append(exchange)
         return exchange
+
+    def tell(self, verb: int, message: bytes) -> None:
+        """Says something that the shard does not answer: a RELEASE."""
+        if self.failure is not None:
+            raise self.failure
+        self._whole.append(head(verb, 0, message, flags=END))
 
     def next_request(self) -> int:
         """Returns a number that no open request has."""

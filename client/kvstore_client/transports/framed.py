@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from kvstore_client.buffers import Slices
+from kvstore_client.copying import Copier
 from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer
-from kvstore_client.fast.wire import MakePieces, Meanwhile, Messages, OneMessage, Piece, Taker
+from kvstore_client.fast.wire import MakePieces, Messages, OneMessage, Piece, Taker
 from kvstore_client.grants import Grants
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.transports.base import Receiver
@@ -38,10 +41,12 @@ class Lanes(Protocol):
         taker: Taker,
         deadline: Deadline,
         source: MakePieces | None = None,
-        meanwhile: Meanwhile = None,
     ) -> None:
-        """Makes one request and takes its answer; does `meanwhile` while the shard is at work. Raises KvStoreError;
-        PathDown where the connection is to blame."""
+        """Makes one request and takes its answer. Raises KvStoreError; PathDown where the connection is to blame."""
+
+    def tell(self, verb: int, message: bytes) -> bool:
+        """Says something that the shard does not answer, on a connection that is open; false where none could take it
+        at once."""
 
     def failed(self, error: KvStoreError) -> None:
         """Notes that this way to the shard does not work."""
@@ -50,6 +55,13 @@ class Lanes(Protocol):
         """Keeps no connection any more."""
 
     def close(self) -> None: ...
+
+
+class Arena(NamedTuple):
+    """The shard's memory as this process sees it, and who copies out of it."""
+
+    array: npt.NDArray[np.uint8]
+    copier: Copier
 
 
 class Aside(Protocol):
@@ -66,6 +78,7 @@ class FramedTransport:
     """All verbs over the frames of one kind of connection."""
 
     quick_bytes = 4 << 20  # Up to here a read of one frame goes through the socket by the shortest way.
+    arena: Arena | None = None  # Where larger reads can be copied from at once.
 
     def __init__(self, name: str, lanes: Lanes, aside: Aside) -> None:
         self.name, self.lanes, self._aside = name, lanes, aside
@@ -99,11 +112,12 @@ class FramedTransport:
             with suppress(MalformedAnswer):
                 answer = _parsed(STORE_METHODS[name].response, raw)
                 if answer.HasField("lease"):
-                    self._aside.background(self._ended(name, session, answer.lease))
+                    self._aside.background(self.end_lease(name, session, answer.lease))
 
         return _Leasing(late)
 
-    async def _ended(self, name: str, session: bytes, lease: types.Lease) -> None:
+    async def end_lease(self, name: str, session: bytes, lease: types.Lease) -> None:
+        """Ends what a Reserve or an Acquire leased, for a call that is over."""
         deadline = Deadline.after(LATE_MS)
         if name == "Reserve":
             await self.unary("Abort", store.AbortRequest(session=session, leases=[lease]), deadline)

@@ -1,8 +1,9 @@
 """Shared memory, on the shard's own host: bytes are copied between processes' memory, once.
 
 Rules
-- Reads copy out of the shard's arena, mapped read-only, under a lease; a read counts only if the lease was valid to the
-  end. Where the arena may not be mapped, the shard copies to the caller's region.
+- Reads copy out of the shard's arena, mapped read-only, under a lease; a read counts if the checksums of what landed
+  are those that came with the lease, or if the lease was valid to the end. Where the arena may not be mapped, the shard
+  copies to the caller's region.
 - Writes name slices of a registered region; the shard copies from there while this side makes the checksums.
 - What is small, or lies in no region, goes through the socket: one exchange costs less than two.
 """
@@ -26,7 +27,7 @@ from kvstore_client.errand import Shared, waited
 from kvstore_client.errors import ClientClosed, MalformedAnswer, PathDown
 from kvstore_client.fast.dial import OPEN_MS, dial
 from kvstore_client.fast.lane import BlockingLane
-from kvstore_client.fast.wire import Meanwhile, OneMessage, Piece
+from kvstore_client.fast.wire import OneMessage, Piece
 from kvstore_client.grants import Grants
 from kvstore_client.mapping import ArenaMapping
 from kvstore_client.options import Verify
@@ -35,7 +36,7 @@ from kvstore_client.paths import Path
 from kvstore_client.quiet import QuietLog
 from kvstore_client.regions import Region, RegionBook, Registration
 from kvstore_client.transports.base import Receiver
-from kvstore_client.transports.framed import Aside, FramedTransport, Lanes
+from kvstore_client.transports.framed import Arena, Aside, FramedTransport, Lanes
 from kvstore_wire.errors import (
     DeadlineExceeded,
     Denied,
@@ -55,8 +56,6 @@ from kvstore_wire.v1 import types_pb2 as types
 INLINE_BYTES = 256 << 10
 # Copied on the caller's own thread even in an event loop: less than what a hop to another thread costs.
 AT_ONCE_BYTES = 1 << 20
-# Checked while the shard ends the lease: what is small lies in the cache still.
-CHECK_LATER_BYTES = 4 << 20
 # How much longer than its deadline a call may take whose bytes the shard moves, until it is known that it has stopped.
 RETIRE_MS = 200
 
@@ -84,6 +83,11 @@ class SharedMemory:
     def knows(self, path: Path) -> bool:
         """Whether `mapping` answers at once."""
         return self._mapped.generation == path.generation
+
+    def known(self, path: Path) -> ArenaMapping | None:
+        """Returns the arena's mapping if it is there already."""
+        mapped = self._mapped
+        return mapped.mapping if mapped.generation == path.generation else None
 
     def mapping(
         self, path: Path, session: bytes, deadline: Deadline, failed: Callable[[KvStoreError], object]
@@ -246,6 +250,11 @@ class ShmTransport(FramedTransport):
         self._path, self._memory = path, memory
         self._verify, self._limits = verify, limits
 
+    @property
+    def arena(self) -> Arena | None:  # type: ignore[override]
+        mapping = self._memory.known(self._path)
+        return None if mapping is None or mapping.closed else Arena(mapping.array, self._memory.copier)
+
     async def get(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         if receiver.most_bytes <= INLINE_BYTES or request.ranges:
             await super().get(request, receiver, deadline)
@@ -308,38 +317,37 @@ class ShmTransport(FramedTransport):
         self, request: store.GetRequest, receiver: Receiver, mapping: ArenaMapping, deadline: Deadline
     ) -> None:
         told = await self._leased(request, deadline)
-        check: Meanwhile = None
+        proved = False
         try:
             header = store.GetHeader(states=told.states, lengths=told.lengths, checksums=told.checksums)
             receiver.begin(header)
             if told.offsets:
-                check = await self._copied(mapping, told, receiver)
+                grants = Grants.of(told.offsets, told.lengths, told.checksums)
+                corrupt = await self._copy_out(mapping, grants, receiver, self._verify)
+                proved = self._verify is Verify.ON and not corrupt
             else:
                 receiver.moved(())
         except BaseException:
             if told.lease is not None:
-                self._aside.background(self._ended("Acquire", request.session, told.lease))
+                self._aside.background(self.end_lease("Acquire", request.session, told.lease))
             raise
-        if told.lease is not None and not await self._released(request.session, told.lease, deadline, check):
-            raise LeaseExpired("the lease ended under the read")
+        if told.lease is not None:
+            await self._end(request.session, told.lease, deadline, proved=proved)
         receiver.finish()
 
-    async def _copied(self, mapping: ArenaMapping, told: _Told, receiver: Receiver) -> Meanwhile:
-        """Copies what is leased; what is left to do is returned: a small read is checked while its lease is ended."""
-        grants = Grants.of(told.offsets, told.lengths, told.checksums)
-        if self._verify is Verify.OFF or sum(told.lengths) > CHECK_LATER_BYTES:
-            await self._copy_out(mapping, grants, receiver, self._verify)
-            return None
-        await self._copy_out(mapping, grants, receiver, Verify.OFF)
-        targets = receiver.targets
-
-        def check() -> None:
-            landed = [_first(t, n) for t, n in zip(targets, told.lengths, strict=True) if t is not None]
-            known = [i for i, target in enumerate(targets) if target is not None]
-            sums = self._memory.copier.hash_alone(landed)
-            receiver.moved([i for i, ours in zip(known, sums, strict=True) if ours != told.checksums[i]])
-
-        return check
+    async def _end(self, session: bytes, lease: types.Lease, deadline: Deadline, *, proved: bool) -> None:
+        """Ends the lease of a read. Raises LeaseExpired if it had ended, unless the bytes are proved to be right: then
+        nobody waits for the answer."""
+        request = store.ReleaseRequest(session=session, leases=[lease])
+        if proved:
+            if not self.lanes.tell(Verb.RELEASE, request.SerializeToString()):
+                self._aside.background(self.end_lease("Acquire", session, lease))
+            return
+        taker = OneMessage()
+        await self.lanes.exchange(Verb.RELEASE, request.SerializeToString(), taker=taker, deadline=deadline)
+        answer: store.ReleaseResponse = _parsed(store.ReleaseResponse(), taker.raw)
+        if list(answer.valid) != [True]:
+            raise LeaseExpired("the lease ended under the read")
 
     async def _leased(self, request: store.GetRequest, deadline: Deadline) -> _Told:
         acquire = store.AcquireRequest(
@@ -356,15 +364,6 @@ class ShmTransport(FramedTransport):
         async for answer in self.answers("Acquire", acquire, deadline):
             told.take(answer)
         return told
-
-    async def _released(
-        self, session: bytes, lease: types.Lease, deadline: Deadline, meanwhile: Meanwhile = None
-    ) -> bool:
-        taker, request = OneMessage(), store.ReleaseRequest(session=session, leases=[lease])
-        raw = request.SerializeToString()
-        await self.lanes.exchange(Verb.RELEASE, raw, taker=taker, deadline=deadline, meanwhile=meanwhile)
-        answer: store.ReleaseResponse = _parsed(store.ReleaseResponse(), taker.raw)
-        return len(answer.valid) == 1 and bool(answer.valid[0])
 
     async def _get_by_copy(self, request: store.GetRequest, receiver: Receiver, deadline: Deadline) -> None:
         """Lets the shard copy to a region where all buffers are in one; else the bytes come through the socket."""
@@ -421,7 +420,9 @@ class ShmTransport(FramedTransport):
         sums = self._memory.copier.hash_parts(landed)
         return [i for i, (ours, told) in enumerate(zip(sums, header.checksums, strict=True)) if ours != told]
 
-    async def _copy_out(self, mapping: ArenaMapping, grants: Grants, receiver: Receiver, verify: Verify) -> None:
+    async def _copy_out(self, mapping: ArenaMapping, grants: Grants, receiver: Receiver, verify: Verify) -> list[int]:
+        """Copies what was leased; returns the parts that are not what their checksums say."""
+
         def copy() -> list[int]:
             return self._memory.copier.copy_out(
                 mapping.array,
@@ -433,7 +434,9 @@ class ShmTransport(FramedTransport):
             )
 
         small = int(grants.lengths.sum()) <= AT_ONCE_BYTES
-        receiver.moved(copy() if small else await self._aside.run(copy))
+        corrupt = copy() if small else await self._aside.run(copy)
+        receiver.moved(corrupt)
+        return corrupt
 
     async def _number(self, session: bytes, region: Region, deadline: Deadline) -> int | None:
         known = region.number(session)
@@ -494,15 +497,6 @@ class _Trailer:
         checksums = self._copier.hash_alone(self._outgoing.parts)  # The shard copies with more threads meanwhile.
         trailer = store.PutTrailer(checksums=checksums)
         return [], 0, store.PutRequest(trailer=trailer).SerializeToString(), True
-
-
-def _first(slices: Slices, size_bytes: int) -> Slices:
-    """Returns the first bytes of a part's slices."""
-    out: Slices = []
-    for view in slices:
-        out.append(view[:size_bytes])
-        size_bytes -= len(out[-1])
-    return out
 
 
 def _parsed(message: Message, raw: bytes) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -33,6 +34,7 @@ from kvstore_wire.methods import STORE_METHODS, method_name
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import channel_pb2 as channel
 
+_LOG = logging.getLogger("kvstore.framed")
 HELD_MESSAGES = 8  # Of the largest size: what the requests that wait may hold together.
 SMALL_GET_BYTES = 256 << 10  # Up to here a Get is answered in one go, without a lease.
 _STREAMS = frozenset((Verb.PUT, Verb.SESSION))  # Requests of more than one frame.
@@ -82,7 +84,9 @@ class Requests:
         if frame.request in self._open and verb in _STREAMS:
             return self._continue(frame, message)
         self._check(frame)
-        if verb in self._sync:
+        if verb == Verb.RELEASE and not frame.request:
+            self._release_unasked(frame, message)
+        elif verb in self._sync:
             self._answer_now(frame, message)
         elif verb == Verb.GET:
             self._get(frame, message)
@@ -136,7 +140,7 @@ class Requests:
             raise InvalidArgument(f"verb {frame.verb} carries none", field="frame.payload_bytes", limit="0")
         if frame.verb in (Verb.CANCEL, Verb.CREDIT, Verb.GOODBYE):
             return
-        if not frame.request:
+        if not frame.request and frame.verb != Verb.RELEASE:
             raise InvalidArgument("is 0", field="frame.request", limit="at least 1")
         if frame.request in self._open:
             raise InvalidArgument(f"{frame.request} is in use", field="frame.request")
@@ -196,6 +200,17 @@ class Requests:
         else:
             self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
         self._shell.latencies.add(name, time.perf_counter_ns() - started)
+
+    def _release_unasked(self, frame: Frame, message: memoryview) -> None:
+        """Ends leases without telling anybody: their reader knows already that what it read is right."""
+        started = time.perf_counter_ns()
+        try:
+            self._sync[frame.verb](bytes(message), self._call(frame))
+        except KvStoreError as error:
+            _LOG.debug("a release of %s: %s", self._verbs.peer, error)
+        except Exception:  # noqa: BLE001 - the outermost place of the door
+            _LOG.exception("a release of %s failed", self._verbs.peer)
+        self._shell.latencies.add("Release", time.perf_counter_ns() - started)
 
     def _acquire(self, frame: Frame, message: memoryview) -> None:
         try:

@@ -1,0 +1,269 @@
+"""The short way of reads out of the shard's arena: no wait for the end of the lease, and nothing unproved counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from kvstore_client import ClientOptions, Coverage
+from kvstore_client.copying import Copier
+from kvstore_client.deadline import Deadline
+from kvstore_client.direct import DirectCore
+from kvstore_client.quick import MOST_COPIED_BLOCKS, quick_get
+from kvstore_client.stats import Counters
+from kvstore_client.transports.framed import Arena, FramedTransport
+from kvstore_wire.errors import DeadlineExceeded, UnknownSession
+from kvstore_wire.frames import END, ERROR, HEADER, HEADER_BYTES, Verb, head
+from kvstore_wire.states import BlockState
+from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import types_pb2 as types
+from tests.shards import keys, kv_spec
+from tests.unit.test_client_quick import FIRST, Lanes, _Keeper, rooms
+
+SIZE, GAP = 1000, 24
+SPEC = kv_spec("quick", part_bytes=SIZE)
+HOT, MISS, BEYOND, BUSY = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND, BlockState.BUSY
+VALUES = [bytes((i + 1,)) * SIZE for i in range(3)]
+OFFSETS = [GAP + i * (SIZE + GAP) for i in range(3)]
+LEASE = types.Lease(id=7, generation=3)
+
+
+class TakingLanes(Lanes):
+    """Lanes that keep what the shard was sent, as frames: verb, number and message of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = leased()
+        self.frames: list[tuple[int, int, bytes]] = []
+
+    def give_back(self, lane: Any) -> None:
+        raw = self._peers.pop().recv(1 << 16)
+        while raw:
+            _, _, verb, _, _, number, _, size, _ = HEADER.unpack_from(raw)
+            self.frames.append((verb, number, raw[HEADER_BYTES : HEADER_BYTES + size]))
+            raw = raw[HEADER_BYTES + size :]
+        self.given_back.append(lane)
+
+    @property
+    def released(self) -> list[types.Lease]:
+        """What was told to end, without a number that an answer could have."""
+        told = [
+            store.ReleaseRequest.FromString(m) for verb, number, m in self.frames if verb == Verb.RELEASE and not number
+        ]
+        return [lease for request in told for lease in request.leases]
+
+
+@dataclass
+class _Limits:
+    max_lease_ms: int = 60_000
+    max_blocks: int = 100
+
+
+@dataclass
+class _Binding:
+    session: bytes = b"s" * 16
+    namespace: int = 1
+    limits: _Limits = field(default_factory=_Limits)
+
+
+@dataclass
+class Core:
+    """What `quick_get` needs of a core, and an arena with the values."""
+
+    lanes: TakingLanes = field(default_factory=TakingLanes)
+    options: ClientOptions = field(default_factory=lambda: ClientOptions("h:1"))
+    stats: Counters = field(default_factory=Counters)
+    keeper: _Keeper = field(default_factory=lambda: _Keeper(_Binding()))
+    arena: Any = None
+    closed: bool = False
+    background_work: list[Any] = field(default_factory=list)
+
+    def made_transport(self, binding: object) -> FramedTransport:
+        made = FramedTransport("shm", self.lanes, cast(Any, None))
+        made.quick_bytes, made.arena = 2 * SIZE, self.arena
+        return made
+
+    def try_enter(self) -> bool:
+        return True
+
+    def leave(self) -> None:
+        return
+
+    def background(self, work: Any) -> None:
+        self.background_work.append(work)
+        work.close()
+
+
+@pytest.fixture
+def core() -> Iterator[Core]:
+    memory = np.zeros(OFFSETS[-1] + SIZE + GAP, np.uint8)
+    for at, value in zip(OFFSETS, VALUES, strict=True):
+        memory[at : at + SIZE] = np.frombuffer(value, np.uint8)
+    made = Core(arena=Arena(memory, Copier(1)))
+    yield made
+    made.arena.copier.close()
+
+
+def get(core: Core, blocks: Any, into: Any, *, deadline_ms: int = 1000) -> Any:
+    chosen = cast(DirectCore, core)
+    return quick_get(chosen, SPEC, blocks, into=into, coverage=Coverage.PREFIX, deadline=Deadline.after(deadline_ms))
+
+
+def leased(
+    states: Sequence[int] = (HOT,) * 3,
+    *,
+    offsets: Sequence[int] = OFFSETS,
+    lengths: Sequence[int] = (SIZE,) * 3,
+    values: Sequence[bytes] = VALUES,
+    lease: types.Lease | None = LEASE,
+    first: int = 0,
+    settled: bool = True,
+    flags: int = END,
+    payload: bytes = b"",
+) -> bytes:
+    answer = store.AcquireResponse(
+        lease=lease,
+        first=first,
+        states=bytes(states),
+        offsets=offsets,
+        lengths=lengths,
+        checksums=[xxh3_64_intdigest(v) for v in values],
+        settled=settled,
+    )
+    message = answer.SerializeToString()
+    return head(Verb.ACQUIRE, FIRST, message, flags=flags, payload_bytes=len(payload)) + payload
+
+
+def test_blocks_are_copied_and_their_lease_ends_without_an_answer(core: Core) -> None:
+    into = rooms()
+    found = get(core, keys(0, 3), into)
+    assert [bytes(room) for room in into] == VALUES
+    assert (found.prefix_blocks, found.size_bytes, found.failure) == (3, 3 * SIZE, None)
+    (verb, number, message), _ = core.lanes.frames
+    request = store.AcquireRequest.FromString(message)
+    assert (verb, number, list(request.chain.keys)) == (Verb.ACQUIRE, FIRST, keys(0, 3))
+    assert 0 < request.lease_ms <= 1000, "a lease that is lost ends with the call's deadline"
+    assert core.lanes.released == [LEASE]
+    assert not core.lanes.given_back[0].broken
+    assert (core.stats.calls["get"], core.stats.fetched_blocks, core.stats.fetched_bytes) == (1, 3, 3 * SIZE)
+
+
+def test_a_lease_is_no_longer_than_the_shard_gives(core: Core) -> None:
+    assert get(core, keys(0, 3), rooms(), deadline_ms=100_000) is not None
+    assert store.AcquireRequest.FromString(core.lanes.frames[0][2]).lease_ms == 60_000
+
+
+def test_misses_are_part_of_an_answer(core: Core) -> None:
+    core.lanes.answer = leased((HOT, MISS, BEYOND), offsets=OFFSETS[:1], lengths=(SIZE,), values=VALUES[:1])
+    into = rooms()
+    found = get(core, keys(0, 3), into)
+    assert (found.states, found.lengths.tolist()) == (bytes((HOT, MISS, BEYOND)), [[SIZE], [0], [0]])
+    assert (bytes(into[0]), bytes(into[1])) == (VALUES[0], bytes(SIZE))
+    assert core.lanes.released == [LEASE]
+
+
+def test_an_answer_without_a_hit_has_nothing_to_end(core: Core) -> None:
+    core.lanes.answer = leased((MISS, BEYOND, BEYOND), offsets=(), lengths=(), values=(), lease=None)
+    assert get(core, keys(0, 3), rooms()).prefix_blocks == 0
+    assert core.lanes.released == []
+
+
+def test_bytes_that_others_have_overwritten_are_no_hit(core: Core) -> None:
+    """The lease had ended, and the slot went to another block: only the checksum tells."""
+    core.arena.array[OFFSETS[1] + SIZE - 1] ^= 1
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.released == [LEASE]
+    assert core.stats.snapshot() == Counters().snapshot(), "it is counted where it is answered"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        leased((HOT, HOT)),  # A state is missing.
+        leased(lengths=(SIZE, SIZE)),
+        leased(lengths=(SIZE, SIZE - 1, SIZE)),
+        leased(values=VALUES[:2]),
+        leased(offsets=OFFSETS[:2]),
+        leased(offsets=[*OFFSETS[:2], 1 << 40]),  # Outside of the arena.
+        leased((HOT, 77, MISS), offsets=OFFSETS[:1], lengths=(SIZE,), values=VALUES[:1]),
+        leased((HOT, BUSY, MISS), offsets=OFFSETS[:1], lengths=(SIZE,), values=VALUES[:1]),
+        leased(first=1),
+        leased(settled=False),
+    ],
+)
+def test_what_was_leased_by_an_answer_that_does_not_fit_is_let_go(core: Core, answer: bytes) -> None:
+    core.lanes.answer = answer
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.released == [LEASE]
+    assert not core.lanes.given_back[0].broken
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        head(Verb.ACQUIRE, FIRST, UnknownSession("gone").to_detail().SerializeToString(), flags=ERROR),
+        leased(flags=0),  # More messages are to come.
+        leased(payload=b"bytes that no Acquire has"),
+        leased()[:-1],
+        head(Verb.ACQUIRE, FIRST, b"\xff\xff", flags=END),
+        head(Verb.GET, FIRST, flags=END),
+    ],
+)
+def test_a_lane_that_another_answer_may_be_left_in_is_closed(core: Core, answer: bytes) -> None:
+    core.lanes.answer, core.lanes.ends = answer, True
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.given_back[0].broken
+    assert core.stats.snapshot() == Counters().snapshot()
+
+
+def test_a_lease_that_the_connection_does_not_take_back_is_ended_by_another(core: Core) -> None:
+    lanes = core.lanes
+    into = rooms()
+    copy_out = core.arena.copier.copy_out
+
+    def cut_first(*args: Any, **kwargs: Any) -> list[int]:
+        lanes._peers[-1].close()
+        return cast("list[int]", copy_out(*args, **kwargs))
+
+    core.arena = core.arena._replace(copier=_Copying(cut_first, core.arena.copier))
+    lanes.give_back = lanes.given_back.append  # type: ignore[method-assign, assignment]
+    assert get(core, keys(0, 3), into).prefix_blocks == 3
+    assert [bytes(room) for room in into] == VALUES
+    assert len(core.background_work) == 1
+    assert lanes.given_back[0].broken
+
+
+@dataclass
+class _Copying:
+    copy_out: Any
+    inner: Copier
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_the_deadline_is_an_answer(core: Core) -> None:
+    core.lanes.answer = b""
+    found = get(core, keys(0, 3), rooms(), deadline_ms=30)
+    assert isinstance(found.failure, DeadlineExceeded)
+    assert core.lanes.given_back[0].broken
+
+
+def test_what_is_little_or_has_no_arena_or_is_more_than_one_call_takes_goes_another_way(core: Core) -> None:
+    core.lanes.answer, core.lanes.ends = b"", True
+    assert get(core, keys(0, 2), rooms(2)) is None  # Asked for through the socket, which ended.
+    assert core.lanes.frames.pop()[0] == Verb.GET
+    assert get(core, keys(0, 101), rooms(101)) is None
+    core.keeper.binding.limits.max_blocks = 1000  # type: ignore[attr-defined]
+    most = MOST_COPIED_BLOCKS + 1
+    assert get(core, keys(0, most), rooms(most)) is None
+    core.arena, unmapped = None, core.arena
+    assert get(core, keys(0, 3), rooms()) is None
+    core.arena = unmapped
+    assert core.lanes.frames == []
