@@ -17,6 +17,7 @@ from kvstore_client.leases import ReadLease, WriteLease
 from kvstore_client.namespace import AsyncNamespace
 from kvstore_client.question import Hint, Keys, Question, Range, question
 from kvstore_client.quick import quick_get
+from kvstore_client.quick_put import quick_put
 from kvstore_client.results import (
     DeleteResult,
     ExplainResult,
@@ -238,6 +239,13 @@ class Namespace:
         deadline_ms: int | None = None,
     ) -> PutResult:
         """Stores blocks that are not stored yet."""
+        if not parts and hint is None:
+            self._owner.check()
+            done = quick_put(
+                self._owner.direct, self.spec, keys, values=values, deadline=self._owner.deadline(deadline_ms)
+            )
+            if done is not None:
+                return done
         return self._run(
             lambda ns: ns.put(keys, values, parts=parts, hint=hint, deadline_ms=deadline_ms),
             deadline_ms,

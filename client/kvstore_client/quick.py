@@ -9,6 +9,7 @@ answer that does not fit - is left to it by returning None, before or instead of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ def quick_get(
     core: DirectCore, spec: NamespaceSpec, keys: Keys, *, into: Sequence[Entry], coverage: Coverage, deadline: Deadline
 ) -> GetResult | None:
     """Returns what a get brought, None where the long way must be gone; then nothing was counted."""
-    views = _plain(core, spec, keys, into)
+    views = _plain(spec, keys, into)
     binding = core.keeper.ready(spec)
     if views is None or binding is None or core.closed:
         return None
@@ -48,7 +49,8 @@ def quick_get(
     if transport is None:
         return None
     arena = transport.arena if size > transport.quick_bytes else None
-    if arena is None and (size > transport.quick_bytes or len(views) > MOST_BLOCKS):
+    verify = core.options.verify
+    if arena is None and (verify is Verify.OFF or size > transport.quick_bytes or len(views) > MOST_BLOCKS):
         return None
     if arena is not None and len(views) > binding.limits.max_blocks:
         return None
@@ -119,10 +121,11 @@ def _read(lane: BlockingLane, asked: _Asked) -> bytes | None:
 def _copy(
     lane: BlockingLane, asked: _Asked, arena: Arena, core: DirectCore, transport: FramedTransport
 ) -> bytes | None:
-    """As `_read`, out of the arena under a lease; nobody waits for the end of it, since the checksums prove the bytes.
+    """As `_read`, out of the arena under a lease. Nobody waits for the end of it where checksums prove the bytes.
 
-    A lease that a broken lane leaves behind ends at the call's deadline.
+    A lease that an interrupt or a broken lane leaves behind ends at the call's deadline.
     """
+    verify = core.options.verify
     limit = asked.binding.limits.max_lease_ms
     request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)))
     done = False
@@ -135,28 +138,50 @@ def _copy(
     finally:
         if not done:
             lane.close()
+    states = _copied(asked, answer, arena, verify)
+    if not answer.HasField("lease"):
+        return states
+    session = asked.binding.session
+    release = store.ReleaseRequest(session=session, leases=[answer.lease]).SerializeToString()
+    if verify is Verify.OFF and states is not None:
+        return states if _was_valid(lane, release, asked.deadline) else None
+    if not lane.tell(Verb.RELEASE, release):
+        core.background(transport.end_lease("Acquire", session, answer.lease))
+    return states
+
+
+def _copied(asked: _Asked, answer: store.AcquireResponse, arena: Arena, verify: Verify) -> bytes | None:
+    """Copies what was leased and returns the states; None where the answer does not fit, or a checksum does not."""
+    states, views = answer.states if answer.settled and not answer.first else b"", asked.views
+    if not _fits(states, answer.lengths, len(answer.checksums), views):
+        return None
+    hits = views if states.count(BlockState.HOT) == len(views) else _hits(states, views)
     try:
-        states = answer.states if answer.settled and not answer.first else b""
-        if not _fits(states, answer.lengths, len(answer.checksums), asked.views):
-            return None
-        hits = asked.views if states.count(BlockState.HOT) == len(asked.views) else _hits(states, asked.views)
         corrupt = arena.copier.copy_out(
             arena.array,
             offsets=answer.offsets,
             lengths=answer.lengths,
             checksums=answer.checksums,
             targets=[[view] for view in hits],
-            verify=Verify.ON,
+            verify=verify,
         )
-        return None if corrupt else states
     except KvStoreError:
         return None
+    return None if corrupt else states
+
+
+def _was_valid(lane: BlockingLane, release: bytes, deadline: Deadline) -> bool:
+    """Ends a lease and tells whether it had lasted; where that is not known the lane is closed."""
+    valid: list[bool] = []
+    try:
+        plain = lane.ask(Verb.RELEASE, release, deadline)
+        if plain is not None and not plain.payload and not plain.left:
+            with suppress(DecodeError):
+                valid = list(store.ReleaseResponse.FromString(bytes(plain.message)).valid)
     finally:
-        if answer.HasField("lease"):
-            session = asked.binding.session
-            release = store.ReleaseRequest(session=session, leases=[answer.lease])
-            if not lane.tell(Verb.RELEASE, release.SerializeToString()):
-                core.background(transport.end_lease("Acquire", session, answer.lease))
+        if len(valid) != 1:
+            lane.close()
+    return valid == [True]
 
 
 def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: Deadline) -> list[int]:
@@ -211,9 +236,9 @@ def _hits(states: bytes, views: list[memoryview]) -> list[memoryview]:
     return [view for view, state in zip(views, states, strict=True) if state == BlockState.HOT]
 
 
-def _plain(core: DirectCore, spec: NamespaceSpec, keys: Keys, into: Sequence[Entry]) -> list[memoryview] | None:
+def _plain(spec: NamespaceSpec, keys: Keys, into: Sequence[Entry]) -> list[memoryview] | None:
     """Returns the callers' buffers as flat views, None if the call is not plain."""
-    if spec.parts_per_block != 1 or spec.kind is not Kind.KV or core.options.verify is not Verify.ON:
+    if spec.parts_per_block != 1 or spec.kind is not Kind.KV:
         return None
     if not isinstance(keys, list) or not isinstance(into, list) or not 0 < len(keys) <= MOST_COPIED_BLOCKS:
         return None
@@ -251,4 +276,6 @@ def _result(core: DirectCore, states: bytes, size: int) -> GetResult:
     stats.fetched_blocks_asked += len(states)
     stats.fetched_blocks += hits
     stats.fetched_bytes += hits * size
+    if core.options.verify is Verify.OFF:
+        stats.unverified_parts += hits
     return GetResult(states, prefix, lengths, None, hits * size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from kvstore_client import ClientOptions, Coverage
+from kvstore_client import ClientOptions, Coverage, Verify
 from kvstore_client.copying import Copier
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import DirectCore
@@ -219,6 +220,44 @@ def test_a_lane_that_another_answer_may_be_left_in_is_closed(core: Core, answer:
     core.lanes.answer, core.lanes.ends = answer, True
     assert get(core, keys(0, 3), rooms()) is None
     assert core.lanes.given_back[0].broken
+    assert core.stats.snapshot() == Counters().snapshot()
+
+
+def released(*valid: bool) -> bytes:
+    return head(Verb.RELEASE, FIRST + 1, store.ReleaseResponse(valid=valid).SerializeToString(), flags=END)
+
+
+def then_answer(core: Core, answer: bytes) -> None:
+    """The shard's second answer comes after the copy, and nothing after it."""
+    copy_out = core.arena.copier.copy_out
+
+    def copy_first(*args: Any, **kwargs: Any) -> list[int]:
+        peer = core.lanes._peers[-1]
+        peer.sendall(answer)
+        peer.shutdown(socket.SHUT_WR)
+        return cast("list[int]", copy_out(*args, **kwargs))
+
+    core.arena = core.arena._replace(copier=_Copying(copy_first, core.arena.copier))
+
+
+def test_what_no_checksum_proves_counts_where_the_lease_lasted(core: Core) -> None:
+    core.options = ClientOptions("h:1", verify=Verify.OFF)
+    core.arena.array[OFFSETS[1]] ^= 1
+    then_answer(core, released(True))
+    assert get(core, keys(0, 3), rooms()).prefix_blocks == 3
+    assert core.stats.unverified_parts == 3
+    assert not core.lanes.given_back[0].broken
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [released(False), released(), released(True, True), head(Verb.RELEASE, FIRST + 1, b"\xff", flags=END), b""],
+)
+def test_what_no_checksum_proves_is_no_hit_where_the_lease_may_have_ended(core: Core, answer: bytes) -> None:
+    core.options = ClientOptions("h:1", verify=Verify.OFF)
+    then_answer(core, answer)
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.given_back[0].broken == (answer != released(False))
     assert core.stats.snapshot() == Counters().snapshot()
 
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from kvstore_client.fast.busy import BusyPoll
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import Exchange, MakePieces, Taker
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
-from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION
+from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION, Verb
 
 _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be set anew for less.
@@ -126,6 +126,34 @@ class BlockingLane:
         wire.took(payload)
         return Plain(view[HEADER_BYTES:start], view[start:came], left)
 
+    def put(self, header: bytes, trailer: bytes, payload: Sequence[memoryview], deadline: Deadline) -> bytes | None:
+        """Makes one Put, whose payload fits into one frame and the credit, by the shortest way; returns the message of
+        its answer. None where the answer is another: then the lane is closed. Raises OSError, DeadlineExceeded.
+        """
+        wire = self.wire
+        request, size = wire.next_request(), sum(map(len, payload))
+        self._set_timeouts(deadline)
+        timeout_ms = deadline.remaining_ms() or 1
+        first = HEADER.pack(MAGIC, VERSION, Verb.PUT, 0, 0, request, timeout_ms, len(header), 0)
+        last = HEADER.pack(MAGIC, VERSION, Verb.PUT, END, 0, request, 0, len(trailer), size)
+        wire.credit -= size
+        self._send_all([memoryview(b"".join((first, header, last, trailer))), *payload], deadline)
+        view = wire.reader.wanted()
+        came = self._receive_first(view, deadline)
+        if came < HEADER_BYTES:
+            return None
+        magic, version, about, flags, _, answers, _, message_bytes, payload_bytes = HEADER.unpack_from(view)
+        start = HEADER_BYTES + message_bytes
+        if (magic, version, about, flags, answers) != (MAGIC, VERSION, Verb.PUT, END, request):
+            return None
+        if payload_bytes or came < start:
+            return None
+        message, rest = bytes(view[HEADER_BYTES:start]), came - start
+        if rest:  # Credit, most likely.
+            view[:rest] = view[start:came]
+            wire.reader.landed(rest)
+        return message
+
     def take(self, into: memoryview, deadline: Deadline, landed: Callable[[memoryview], object]) -> None:
         """Fills a buffer with payload of an answer; `landed` gets each piece. Raises OSError, DeadlineExceeded."""
         at, size = 0, len(into)
@@ -219,6 +247,18 @@ class BlockingLane:
                     return self._sock.send(buffers[0])
                 return self._sock.sendmsg(buffers[:_MOST_BUFFERS])
             except _TRY_LATER:
+                self._set_timeouts(deadline)
+
+    def _send_all(self, buffers: list[memoryview], deadline: Deadline) -> None:
+        while buffers:
+            sent, at = self._send(buffers, deadline), 0
+            while at < len(buffers) and sent >= len(buffers[at]):
+                sent -= len(buffers[at])
+                at += 1
+            del buffers[:at]
+            if sent:
+                buffers[0] = buffers[0][sent:]
+            if buffers:
                 self._set_timeouts(deadline)
 
     def _receive_first(self, view: memoryview, deadline: Deadline) -> int:

@@ -78,6 +78,7 @@ class FramedTransport:
     """All verbs over the frames of one kind of connection."""
 
     quick_bytes = 4 << 20  # Up to here a read of one frame goes through the socket by the shortest way.
+    quick_put_bytes = 1 << 20  # Likewise a write.
     arena: Arena | None = None  # Where larger reads can be copied from at once.
 
     def __init__(self, name: str, lanes: Lanes, aside: Aside) -> None:

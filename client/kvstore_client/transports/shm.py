@@ -241,7 +241,7 @@ def _held(lock: threading.Lock, deadline: Deadline) -> Iterator[None]:
 class ShmTransport(FramedTransport):
     """Reads and writes of one path. `limits` are the shard's."""
 
-    quick_bytes = INLINE_BYTES
+    quick_bytes = quick_put_bytes = INLINE_BYTES
 
     def __init__(
         self, path: Path, lanes: Lanes, *, memory: SharedMemory, aside: Aside, verify: Verify, limits: types.Limits
