@@ -1,18 +1,32 @@
-"""Which segment of the warm tier is written next, which one is given up, and what may be written again. Pure.
+"""Which segment of the warm tier is written next, which one is given up, and what of it is written again. Pure.
 
     FREE -> OPEN -> SEALED -> (given up) -> FREE          any state -> BAD where the disk failed under it
 
 Rules
 - One segment is open at a time. A segment's life has a sequence number that no other life ever had.
 - No more segments exist than the capacity allows; one is given up before another is made.
-- Given up is, of the oldest sealed ones, the one with the fewest blocks that were read since it was written. Blocks
-  that were read, and are nowhere else, may be written again, as long as that stays within its share of all writes.
+- A block is *live* while it was touched more recently than blocks of `live_share` of all bytes stored: what an LRU of
+  that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Its live blocks are
+  written again, the most recently touched first, as long as that stays within `rewrite_share` of all writes.
+
+Why not the order of writing: a conversation's first blocks are the oldest on disk as long as it goes on, and without
+them the others are of no use. Measured on traces, warm tier of 20 % of all blocks, prefix hits of both tiers: in order
+of writing 85.9 % (Claude sessions) and 33.7 % (conversations), by live bytes 90.0 and 35.7 %, by LRU, which no log can
+keep, 91.1 and 36.4 %.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from dataclasses import dataclass
 from enum import IntEnum
+
+import numpy as np
+
+from kvstore.core.columns import Flags, Floats, Longs
+
+_FIRST_ROWS = 64
+_MOST_SAMPLES = 1 << 16  # Of all blocks, for the time that parts the live from the others: right to half a percent.
 
 
 class SegmentState(IntEnum):
@@ -22,26 +36,71 @@ class SegmentState(IntEnum):
     BAD = 3
 
 
-@dataclass(eq=False, slots=True)
 class Segment:
-    """One segment. `used`: keys, with their namespace, of blocks that were read since they were written to it."""
+    """One segment, and what it holds: a row for each block, in the order of their places."""
 
-    number: int
-    state: SegmentState = SegmentState.FREE
-    sequence: int = 0
-    block_count: int = 0  # That the index still has here.
-    used_bytes: int = 0  # Of those.
-    used: set[tuple[int, bytes]] = field(default_factory=set)
+    __slots__ = ("_rows", "alive", "number", "sequence", "size_bytes", "start", "state", "touched")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.state, self.sequence = number, SegmentState.FREE, 0
+        self.empty()
+
+    def empty(self) -> None:
+        """Forgets all blocks."""
+        self._rows = 0
+        self.start: Longs = np.zeros(_FIRST_ROWS, np.int64)  # Where a block begins, in bytes.
+        self.size_bytes: Longs = np.zeros(_FIRST_ROWS, np.int64)
+        self.touched: Floats = np.zeros(_FIRST_ROWS, np.float64)
+        self.alive: Flags = np.zeros(_FIRST_ROWS, np.bool_)  # In the index, with this place.
+
+    def __len__(self) -> int:
+        """Number of blocks that were placed, those that are gone included."""
+        return self._rows
+
+    def add(self, start: int, size_bytes: int, touched: float) -> None:
+        """Adds a block behind all others."""
+        row = self._rows
+        if row == len(self.start):
+            self.start, self.size_bytes = np.resize(self.start, 2 * row), np.resize(self.size_bytes, 2 * row)
+            self.touched, self.alive = np.resize(self.touched, 2 * row), np.resize(self.alive, 2 * row)
+        self.start[row], self.size_bytes[row], self.touched[row], self.alive[row] = start, size_bytes, touched, True
+        self._rows += 1
+
+    def row_at(self, start: int) -> int | None:
+        """Returns the row of the block that begins at a place, None if there is none any more."""
+        row = bisect_left(self.start, start, 0, self._rows)
+        return row if row < self._rows and self.start[row] == start and self.alive[row] else None
+
+    @property
+    def block_count(self) -> int:
+        return int(np.count_nonzero(self.alive[: self._rows]))
+
+    @property
+    def alive_bytes(self) -> int:
+        return int(self.size_bytes[: self._rows][self.alive[: self._rows]].sum())
+
+    def live_bytes(self, since: float) -> int:
+        """Bytes of blocks that are there and were touched at `since` or later."""
+        return int(self.size_bytes[: self._rows][self._live(since)].sum())
+
+    def live_rows(self, since: float) -> list[int]:
+        """Rows of those blocks, the most recently touched first."""
+        rows = np.flatnonzero(self._live(since))
+        order: list[int] = rows[np.argsort(-self.touched[rows], kind="stable")].tolist()
+        return order
+
+    def _live(self, since: float) -> Flags:
+        live: Flags = self.alive[: self._rows] & (self.touched[: self._rows] >= since)
+        return live
 
 
 @dataclass(frozen=True)
 class SegmentRules:
-    """`window_share`: of the sealed segments, the oldest, among which one is chosen to be given up.
-    `rewrite_share`: of all bytes written, at most, that were written before."""
+    """Shares of POLICY: see the rules above."""
 
     segment_bytes: int
-    window_share: float = 0.25
-    rewrite_share: float = 0.15
+    live_share: float = 0.85
+    rewrite_share: float = 0.25
 
 
 class SegmentBook:
@@ -52,24 +111,27 @@ class SegmentBook:
         self.capacity_count = 0
         self.resize(capacity_bytes)
         self._segments: dict[int, Segment] = {}
-        self._sealed: dict[int, Segment] = {}  # In the order of their sequence numbers.
         self._next_sequence = 1
         self.written_bytes = self.rewritten_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._segments)
 
     def __getitem__(self, number: int) -> Segment:
         return self._segments[number]
 
     def get(self, number: int, sequence: int) -> Segment | None:
-        """Returns a segment if it still has that life."""
+        """Returns a segment if it still has that life, and holds something."""
         found = self._segments.get(number)
-        return (
-            found if found is not None and found.sequence == sequence and found.state is not SegmentState.FREE else None
-        )
+        if found is None or found.sequence != sequence or found.state not in (SegmentState.OPEN, SegmentState.SEALED):
+            return None
+        return found
 
     @property
     def sealed(self) -> list[Segment]:
         """The sealed segments, the oldest first."""
-        return list(self._sealed.values())
+        found = [s for s in self._segments.values() if s.state is SegmentState.SEALED]
+        return sorted(found, key=lambda s: s.sequence)
 
     def count(self, state: SegmentState) -> int:
         return sum(segment.state is state for segment in self._segments.values())
@@ -80,16 +142,12 @@ class SegmentBook:
         lives = [s.sequence for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]
         return min(lives, default=self._next_sequence)
 
-    @property
-    def used_bytes(self) -> int:
-        return sum(segment.used_bytes for segment in self._segments.values())
-
     # -- what there is -------------------------------------------------------------------------------------------
 
-    def load(self, number: int, sequence: int, *, block_count: int, used_bytes: int) -> Segment:
-        """Adds a sealed segment that was found at start; call in the order of sequence numbers."""
-        made = Segment(number, SegmentState.SEALED, sequence, block_count, used_bytes)
-        self._segments[number] = self._sealed[number] = made
+    def load(self, number: int, sequence: int) -> Segment:
+        """Adds a sealed segment that was found at start; its blocks are the caller's to add."""
+        made = self._segments[number] = Segment(number)
+        made.state, made.sequence = SegmentState.SEALED, sequence
         self._next_sequence = max(self._next_sequence, sequence + 1)
         return made
 
@@ -100,7 +158,8 @@ class SegmentBook:
 
     def load_bad(self, number: int) -> None:
         """Adds a segment that must be left alone."""
-        self._segments[number] = Segment(number, SegmentState.BAD)
+        made = self._segments[number] = Segment(number)
+        made.state = SegmentState.BAD
 
     def resize(self, capacity_bytes: int) -> None:
         """Changes how many segments there may be; at least two, one to write while another is read."""
@@ -111,12 +170,26 @@ class SegmentBook:
         """How many segments there are beyond the capacity."""
         return max(0, len(self._segments) - self.capacity_count)
 
+    def touch(self, number: int, sequence: int, start: int, now: float) -> None:
+        """Notes that a block was used; one that has gone is ignored."""
+        segment = self.get(number, sequence)
+        row = None if segment is None else segment.row_at(start)
+        if segment is not None and row is not None:
+            segment.touched[row] = now
+
+    def drop(self, number: int, sequence: int, start: int) -> None:
+        """Notes that the index has a block no more; one that has gone is ignored."""
+        segment = self.get(number, sequence)
+        row = None if segment is None else segment.row_at(start)
+        if segment is not None and row is not None:
+            segment.alive[row] = False
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def open(self) -> Segment | None:
-        """Takes the segment to write next: a free one, or one to be made (`sequence` of a new life in both cases).
+        """Begins a life of the segment to write next, a free one or a new one; None where one must be given up before.
 
-        None where one must be given up before.
+        A new one's number is at most the number of segments.
         """
         if self.excess_count:
             return None
@@ -134,15 +207,13 @@ class SegmentBook:
         """Takes an open segment as sealed: all of it is durable."""
         assert segment.state is SegmentState.OPEN
         segment.state = SegmentState.SEALED
-        self._sealed[segment.number] = segment
 
     def fail(self, segment: Segment) -> None:
         """Leaves a segment alone from now on: the disk failed under it."""
-        self._sealed.pop(segment.number, None)
-        self._empty(segment)
+        segment.empty()
         segment.state = SegmentState.BAD
 
-    def wrote(self, size_bytes: int, *, again: bool) -> None:
+    def wrote(self, size_bytes: int, *, again: bool = False) -> None:
         """Counts what was written; `again`: it had been written before."""
         self.written_bytes += size_bytes
         self.rewritten_bytes += size_bytes if again else 0
@@ -154,21 +225,30 @@ class SegmentBook:
 
     # -- giving up -----------------------------------------------------------------------------------------------
 
-    def victim(self) -> Segment | None:
-        """Chooses the sealed segment to give up next, None where there is none."""
-        sealed = self.sealed
-        window = sealed[: max(1, int(len(sealed) * self.rules.window_share))]
-        return min(window, key=lambda s: (len(s.used), s.sequence), default=None)
+    def live_since(self) -> float:
+        """Returns the time whose later touches make a block live."""
+        segments = [s for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]
+        step = max(1, sum(map(len, segments)) // _MOST_SAMPLES)
+        picked = [slice(0, len(s), step) for s in segments]
+        alive = np.concatenate([s.alive[p] for s, p in zip(segments, picked, strict=True)] or [np.zeros(0, np.bool_)])
+        if not alive.any():
+            return float("-inf")
+        touched = np.concatenate([s.touched[p] for s, p in zip(segments, picked, strict=True)])[alive]
+        sizes = np.concatenate([s.size_bytes[p] for s, p in zip(segments, picked, strict=True)])[alive]
+        order = np.argsort(-touched, kind="stable")
+        kept = np.cumsum(sizes[order])
+        last = int(np.searchsorted(kept, self.rules.live_share * kept[-1], side="left"))
+        return float(touched[order[min(last, len(order) - 1)]])
 
-    def give_up(self, segment: Segment) -> None:
-        """Takes a segment as holding nothing any more; with more of them than the capacity allows it goes."""
-        self._sealed.pop(segment.number, None)
-        excess = self.excess_count
-        self._empty(segment)
-        if excess:
-            del self._segments[segment.number]
+    def victim(self, since: float) -> Segment | None:
+        """Chooses the sealed segment to give up next, None where there is none; `since` from `live_since`."""
+        return min(self.sealed, key=lambda s: (s.live_bytes(since), s.sequence), default=None)
 
-    def _empty(self, segment: Segment) -> None:
+    def give_up(self, segment: Segment) -> bool:
+        """Takes a segment as holding nothing any more; true if it has gone, since there were too many."""
+        gone = self.excess_count > 0
+        segment.empty()
         segment.state = SegmentState.FREE
-        segment.block_count = segment.used_bytes = 0
-        segment.used = set()
+        if gone:
+            del self._segments[segment.number]
+        return gone
