@@ -8,7 +8,7 @@ GRPC_TOOLS := grpcio-tools==1.73.1
 
 .PHONY: demo test check bench proto clean
 
-demo: $(READY)  ## a server and a replay of a generated load, in under a minute
+demo: $(READY)  ## a server and a replay of a generated load, about a minute
 	$(BIN)/kvstore replay gen:api --seconds 80 --capacity 10% --part-size 64KiB --plot kvstore-demo.png
 
 test: $(READY)  ## every test but the soak

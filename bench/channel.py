@@ -17,7 +17,7 @@ from bench.compare.turn import Seat, latencies, rates
 from bench.crew import Worker, crew_of
 from bench.jobs import BULK, MEMCPY, RAW_TCP, RAW_UNIX, RAW_UNPACED, SHM, VIEWS, Job
 from bench.raw import RawServer, raw_server
-from bench.report import Row
+from bench.report import Row, say
 from bench.rig import MIB, Running, on_cores, percentile, serving
 from bench.worker import GET, MATCH, PUT
 from kvstore_client.options import VERIFY_OFF, VERIFY_ON, Verify
@@ -83,12 +83,16 @@ def run(plan: Plan | None = None) -> list[Row]:
         raw_server(PART_BYTES * PART_COUNT) as raw,
     ):
         ground = Ground(running, raw)
-        rows = _rates(ground, plan, ceiling=MEMCPY)
-        rows += _rates(ground, plan, ceiling=RAW_TCP)
-        rows += _rates(ground, plan, ceiling=RAW_UNPACED)
+        rows = []
+        for ceiling in (MEMCPY, RAW_TCP, RAW_UNPACED):
+            say(f"rates beside {ceiling}")
+            rows += _rates(ground, plan, ceiling=ceiling)
+        say("views")
         rows += _views(ground, plan)
         for part_bytes in SINGLE_MS:
+            say(f"single gets of {_size(part_bytes)}")
             rows += _singles(ground, plan, part_bytes)
+        say("look-ups")
         rows += _matches(ground, plan)
     return rows
 

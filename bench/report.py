@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -51,6 +52,11 @@ class Row:
             return None
         above = self.at_least is None or self.judged >= self.at_least
         return above and (self.at_most is None or self.judged <= self.at_most)
+
+
+def say(line: str) -> None:
+    """Tells what goes on."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
 
 
 def show(grid: Grid, *, width: int = WIDTH) -> None:

@@ -6,7 +6,6 @@ reason and the run goes on.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -203,8 +202,3 @@ def beside(report: Report) -> list[Figure]:
 def _named(what: str, size_bytes: int, batch: int, clients: int) -> str:
     calls = f" x {batch}" if batch else ""
     return f"{what}, {format_size(size_bytes)}{calls}, {clients} client{'s' if clients > 1 else ''}"
-
-
-def say(line: str) -> None:
-    """Tells what goes on."""
-    print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

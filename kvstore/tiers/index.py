@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 
 from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdict, WriteBatch, WriteOptions
 
+from kvstore.tiers.segment import BLOCK_BYTES, blocks_of
+
 _BLOCKS, _SEGMENTS, _NAMESPACES = "blocks", "segments", "namespaces"
 _FAMILIES = (_BLOCKS, _SEGMENTS, _NAMESPACES)
 _ID = struct.Struct(">I")  # Big-endian, so that a namespace's blocks are one range of keys.
-_TIMES = struct.Struct("<dd")
-_PART = struct.Struct("<HIQQIQ")
+_BLOCK = struct.Struct("<ddIQ")
+_PART = struct.Struct("<HQIQ")
 _SEGMENT = struct.Struct("<QQQ")
 _BLOOM_BITS = 10  # One look-up in a hundred of what is not there reads a block.
 _WRITE_BUFFER_BYTES = 16 << 20
@@ -32,30 +34,51 @@ class IndexBroken(Exception):
 
 
 class PartAt(NamedTuple):
-    """Where one part lies. `sequence` is that of the segment's life in which it was written; `offset` in bytes."""
+    """Where one part lies in its segment; `offset` and `length` in bytes."""
 
     part: int
-    segment: int
-    sequence: int
     offset: int
     length: int
     checksum: int
 
 
 class Located(NamedTuple):
-    """A block on disk. Times in seconds of the wall clock; `expires` 0 = never."""
+    """A block on disk: all of its parts that are there, at least one, in one segment, one after another.
+
+    `sequence` is that of the segment's life in which they were written. Times in seconds of the wall clock; `expires`
+    0 = never.
+    """
 
     created: float
     expires: float
+    segment: int
+    sequence: int
     parts: tuple[PartAt, ...]
 
+    @property
+    def life(self) -> tuple[int, int]:
+        return self.segment, self.sequence
+
+    @property
+    def start(self) -> int:
+        """Where the first part begins."""
+        return self.parts[0].offset
+
+    @property
+    def size_bytes(self) -> int:
+        """What the block takes on disk."""
+        last = self.parts[-1]
+        return last.offset + blocks_of(last.length) * BLOCK_BYTES - self.start
+
     def to_bytes(self) -> bytes:
-        return _TIMES.pack(self.created, self.expires) + b"".join([_PART.pack(*part) for part in self.parts])
+        head = _BLOCK.pack(self.created, self.expires, self.segment, self.sequence)
+        return head + b"".join([_PART.pack(*part) for part in self.parts])
 
     @staticmethod
     def of_bytes(raw: bytes) -> Located:
-        created, expires = _TIMES.unpack_from(raw)
-        return Located(created, expires, tuple([PartAt(*row) for row in _PART.iter_unpack(raw[_TIMES.size :])]))
+        parts = tuple([PartAt(*row) for row in _PART.iter_unpack(raw[_BLOCK.size :])])
+        created, expires, segment, sequence = _BLOCK.unpack_from(raw)
+        return Located(created, expires, segment, sequence, parts)
 
 
 class SegmentAt(NamedTuple):

@@ -46,6 +46,8 @@ class Tombstones:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._is_torn = False  # Something lies behind the last record, and cannot be cut off.
+        _sync_folder(path)
         self.damaged_count = 0
         self._size = os.fstat(self._fd).st_size
         torn = self._size % RECORD_BYTES
@@ -59,6 +61,8 @@ class Tombstones:
 
     def add(self, tombstones: Iterable[Tombstone]) -> None:
         """Adds records; they are durable when this returns. Raises OSError: then none of them counts."""
+        if self._is_torn:
+            raise OSError(errno.EIO, "the log of what was deleted is torn")
         raw = b"".join([t.to_bytes() for t in tombstones])
         try:
             written = os.write(self._fd, raw)
@@ -66,8 +70,10 @@ class Tombstones:
                 raise OSError(errno.ENOSPC, "the log of what was deleted is full")
             os.fdatasync(self._fd)
         except OSError:
+            self._is_torn = True
             with suppress(OSError):
                 os.ftruncate(self._fd, self._size)
+                self._is_torn = False
             raise
         self._size += len(raw)
 
@@ -104,12 +110,26 @@ class Tombstones:
             raise
         os.close(self._fd)
         self._fd, self._size = fd, len(raw)
+        self._is_torn = True  # Until it is known that this is the log that the next start finds.
+        _sync_folder(self._path)
+        self._is_torn = False
 
     def close(self) -> None:
         """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _sync_folder(path: Path) -> None:
+    """Makes a name durable: without it the log of before could be back after a loss of power."""
+    if not path.parent.is_dir():
+        return
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class Graveyard:

@@ -140,7 +140,9 @@ class Requests:
             raise InvalidArgument(f"verb {frame.verb} carries none", field="frame.payload_bytes", limit="0")
         if frame.verb in (Verb.CANCEL, Verb.CREDIT, Verb.GOODBYE):
             return
-        if not frame.request and frame.verb != Verb.RELEASE:
+        if frame.verb == Verb.RELEASE and not frame.request and frame.ends:
+            return
+        if not frame.request:
             raise InvalidArgument("is 0", field="frame.request", limit="at least 1")
         if frame.request in self._open:
             raise InvalidArgument(f"{frame.request} is in use", field="frame.request")

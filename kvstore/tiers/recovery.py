@@ -1,0 +1,319 @@
+"""What a folder holds when a server opens it: the index against the segments, each made right by the other.
+
+Rules
+- A segment that is not sealed, is of another folder, number, size or format, or cannot be read, holds nothing. Its file
+  is used again, or removed where it has another size; nothing on disk stays that is not accounted for.
+- The index is believed where the segment it names has that very life. What it says of other lives is dropped. A sealed
+  segment that it does not know is taken in from its table.
+- An index that cannot be opened is set aside and made anew from all tables, less what was deleted since.
+- Of two places of one block, the one written later counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.core.segments import SegmentBook
+from kvstore.tiers.device import Disk, read_bytes
+from kvstore.tiers.index import Change, Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
+from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Footer, Table, keys_of, read_table
+from kvstore.tiers.tombstones import Graveyard, Tombstones
+from kvstore.tiers.writer import sealed_life
+
+_LOG = logging.getLogger("kvstore.recovery")
+_NAME = re.compile(r"(\d{10})\.seg")
+_BROKEN = ".broken"
+CHANGE_BLOCKS = 10_000  # In one change of the index.
+
+
+def name_of(number: int) -> str:
+    """Returns the name of a segment's device."""
+    return f"{number:010d}.seg"
+
+
+class Clock(NamedTuple):
+    """The same moment on both clocks, in seconds: `now` on that of the book, `wall` on that of what is stored."""
+
+    now: float
+    wall: float
+
+
+@dataclass
+class Recovered:
+    """What was found. `counts` says by reason what was not as it should be."""
+
+    index: Index
+    namespaces: dict[bytes, NamespaceAt]
+    counts: Counter[str] = field(default_factory=Counter)
+    block_count: int = 0
+    rebuilt: bool = False
+
+
+class _Found(NamedTuple):
+    """A sealed segment on disk."""
+
+    number: int
+    sequence: int
+    footer: Footer
+
+
+def recover(
+    disk: Disk,
+    book: SegmentBook,
+    tombstones: Tombstones,
+    *,
+    index_path: Path,
+    cache_bytes: int,
+    store_id: bytes,
+    clock: Clock,
+) -> Recovered:
+    """Opens what is there, and fills an empty book. Blocks. Raises OSError and IndexBroken (not even a new index)."""
+    counts: Counter[str] = Counter()
+    sealed = _survey(disk, book, store_id, counts)
+    index, rebuilt = _opened(index_path, cache_bytes, counts)
+    work = _Work(disk, book, index, clock, counts, Graveyard(tombstones.read()))
+    counts["damaged_tombstones"] += tombstones.damaged_count
+    work.take(sealed)
+    work.honour_capacity()
+    tombstones.forget_below(book.oldest_sequence)
+    return Recovered(index, work.namespaces, +counts, sum(s.block_count for s in book.sealed), rebuilt)
+
+
+def _survey(disk: Disk, book: SegmentBook, store_id: bytes, counts: Counter[str]) -> list[_Found]:
+    """Looks at every device; returns the sealed ones, the oldest first. The others go into the book."""
+    found: list[_Found] = []
+    for name in disk.names():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            _LOG.warning("%s is no segment and is left alone", name)
+            counts["stray_files"] += 1
+            continue
+        number = int(match[1])
+        try:
+            device = disk.open(name)
+        except OSError as error:
+            _LOG.warning("segment %s cannot be opened and is left alone: %s", name, error)
+            counts["unreadable_segments"] += 1
+            book.load_bad(number)
+            continue
+        try:
+            if device.size_bytes != book.rules.segment_bytes:
+                _LOG.warning("segment %s has %d bytes and is removed", name, device.size_bytes)
+                counts["wrong_size_segments"] += 1
+                disk.remove(name)
+                continue
+            life = sealed_life(device, store_id=store_id, number=number)
+        except BadSegment as error:
+            _LOG.warning("segment %s holds nothing: %s", name, error)
+            counts["bad_segments"] += 1
+            book.load_free(number)
+        except OSError as error:
+            _LOG.warning("segment %s cannot be read and is left alone: %s", name, error)
+            counts["unreadable_segments"] += 1
+            book.load_bad(number)
+        else:
+            if life is None:
+                counts["unsealed_segments"] += 1
+                book.load_free(number)
+            else:
+                found.append(_Found(number, life[0].sequence, life[1]))
+        finally:
+            device.close()
+    return sorted(found, key=lambda s: s.sequence)
+
+
+def _opened(path: Path, cache_bytes: int, counts: Counter[str]) -> tuple[Index, bool]:
+    """Opens the index; one that is broken is set aside, the last such one only. Raises IndexBroken."""
+    is_new = not path.exists()
+    try:
+        return Index(path, cache_bytes=cache_bytes), is_new
+    except IndexBroken as error:
+        _LOG.error("the index is set aside and made anew from the segments: %s", error)
+    counts["broken_indexes"] += 1
+    aside = path.with_name(path.name + _BROKEN)
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
+    path.rename(aside)
+    return Index(path, cache_bytes=cache_bytes), True
+
+
+class _Work:
+    def __init__(
+        self, disk: Disk, book: SegmentBook, index: Index, clock: Clock, counts: Counter[str], graveyard: Graveyard
+    ) -> None:
+        self._disk, self._book, self._index, self._clock = disk, book, index, clock
+        self._counts, self._graveyard = counts, graveyard
+        self.namespaces = index.namespaces()
+        self._digests = {n.id: digest for digest, n in self.namespaces.items()}
+        self._places: dict[tuple[int, int], list[tuple[int, int, float]]] = {}  # Life -> start, bytes, created.
+
+    def take(self, sealed: list[_Found]) -> None:
+        """Takes in what the index knows of these segments, then the segments that it does not know."""
+        lives = {(s.number, s.sequence) for s in sealed}
+        known = {(n, s.sequence) for n, s in self._index.segments().items()} & lives
+        self._read_index(known)
+        self._drop_segments(lives)
+        for found in sealed:
+            if (found.number, found.sequence) not in known:
+                self._adopt(found)
+        for found in sealed:
+            self._load(found)
+
+    def honour_capacity(self) -> None:
+        """Gives up segments beyond the capacity, first in the index and then on disk."""
+        given_up: list[tuple[int, int]] = []
+        while self._book.excess_count and (victim := self._book.victim(self._book.live_since())) is not None:
+            given_up.append((victim.number, victim.sequence))
+            self._book.give_up(victim)
+        if not given_up:
+            return
+        self._drop_blocks(set(given_up))
+        for number, _ in given_up:
+            self._disk.remove(name_of(number))
+        self._counts["segments_over_capacity"] += len(given_up)
+
+    def _read_index(self, known: set[tuple[int, int]]) -> None:
+        """Notes where blocks lie; drops those that lie nowhere any more, or whose time is over."""
+
+        def is_over(located: Located) -> bool:
+            expired = 0 < located.expires <= self._clock.wall
+            if not expired and located.life in known:
+                self._note(located)
+                return False
+            self._counts["expired_blocks" if expired else "lost_blocks"] += 1
+            return True
+
+        self._drop_where(is_over)
+
+    def _drop_blocks(self, lives: set[tuple[int, int]]) -> None:
+        """Takes what lies in these segments out of the index, and the segments with it."""
+        self._drop_where(lambda located: located.life in lives)
+        change = self._index.change()
+        for number, _ in lives:
+            change.drop_segment(number)
+        self._index.apply(change)
+
+    def _drop_where(self, goes: Callable[[Located], bool]) -> None:
+        change, dropped = self._index.change(), 0
+        for namespace_id, key, located in self._index.blocks():
+            if goes(located):
+                change.drop_block(namespace_id, key)
+                dropped += 1
+                if dropped % CHANGE_BLOCKS == 0:
+                    self._index.apply(change)
+                    change = self._index.change()
+        self._index.apply(change)
+
+    def _drop_segments(self, lives: set[tuple[int, int]]) -> None:
+        """Drops what the index says of segments that are not sealed on disk under that life."""
+        change = self._index.change()
+        for number, known in self._index.segments().items():
+            if (number, known.sequence) not in lives:
+                self._counts["lost_segments"] += 1
+                change.drop_segment(number)
+        self._index.apply(change)
+
+    def _adopt(self, found: _Found) -> None:
+        """Takes the blocks of a sealed segment into the index by its table."""
+        try:
+            table = self._table(found)
+        except OSError as error:
+            _LOG.warning("the table of segment %d cannot be read: %s", found.number, error)
+            self._counts["unreadable_tables"] += 1
+            return
+        self._counts["damaged_blocks"] += table.damaged_blocks
+        self._counts["adopted_segments"] += 1
+        change, part_count, used_bytes = self._index.change(), 0, 0
+        ids = [self._namespace_id(change, described.digest, described.spec) for described in table.namespaces]
+        self._index.apply(change)
+        rows = _blocks_of_table(table, found)
+        for at in range(0, len(rows), CHANGE_BLOCKS):
+            change = self._index.change()
+            for namespace, key, located in self._wanted(rows[at : at + CHANGE_BLOCKS], ids, table, found):
+                change.put_block(namespace, key, located)
+                self._note(located)
+                part_count += len(located.parts)
+                used_bytes += located.size_bytes
+            self._index.apply(change)
+        change = self._index.change()
+        change.put_segment(found.number, SegmentAt(found.sequence, part_count, used_bytes))
+        self._index.apply(change)
+
+    def _wanted(
+        self, rows: list[tuple[int, bytes, Located]], ids: list[int], table: Table, found: _Found
+    ) -> Iterable[tuple[int, bytes, Located]]:
+        """Of a table's blocks, those that count: not deleted, not over, and nowhere else since."""
+        asked: dict[int, list[bytes]] = {}
+        for namespace, key, _ in rows:
+            asked.setdefault(namespace, []).append(key)
+        there = {}
+        for namespace, keys in asked.items():
+            for key, place in zip(keys, self._index.find(ids[namespace], keys), strict=True):
+                there[namespace, key] = place
+        for namespace, key, located in rows:
+            digest, other = table.namespaces[namespace].digest, there[namespace, key]
+            if self._graveyard.has(digest, key, found.sequence):
+                self._counts["deleted_blocks"] += 1
+            elif 0 < located.expires <= self._clock.wall:
+                self._counts["expired_blocks"] += 1
+            elif other is not None and other.sequence > found.sequence:
+                self._counts["older_blocks"] += 1
+            else:
+                if other is not None:
+                    self._unnote(other)
+                yield ids[namespace], key, located
+
+    def _namespace_id(self, change: Change, digest: bytes, spec: bytes) -> int:
+        known = self.namespaces.get(digest)
+        if known is None:
+            known = NamespaceAt(max(self._digests, default=0) + 1, spec)
+            self.namespaces[digest] = known
+            self._digests[known.id] = digest
+            change.put_namespace(digest, known)
+        return known.id
+
+    def _table(self, found: _Found) -> Table:
+        size = self._book.rules.segment_bytes
+        start = found.footer.tables_at(size)
+        device = self._disk.open(name_of(found.number))
+        try:
+            return read_table(read_bytes(device, start, size - BLOCK_BYTES - start), found.footer, size)
+        finally:
+            device.close()
+
+    def _note(self, located: Located) -> None:
+        self._places.setdefault(located.life, []).append((located.start, located.size_bytes, located.created))
+
+    def _unnote(self, located: Located) -> None:
+        self._places[located.life].remove((located.start, located.size_bytes, located.created))
+
+    def _load(self, found: _Found) -> None:
+        """Fills a segment of the book with the blocks that lie in it."""
+        segment = self._book.load(found.number, found.sequence)
+        age_s = self._clock.wall - self._clock.now
+        for start, size, created in sorted(self._places.pop((found.number, found.sequence), [])):
+            segment.add(start, size, created - age_s)
+
+
+def _blocks_of_table(table: Table, found: _Found) -> list[tuple[int, bytes, Located]]:
+    """Puts the parts of each block together again: they lie one after another."""
+    entries, keys = table.entries, keys_of(table.entries)
+    blocks: list[tuple[int, bytes, Located]] = []
+    rows = entries[["namespace", "part", "offset", "length", "checksum", "created", "expires"]].tolist()
+    for key, (namespace, part, offset, length, checksum, created, expires) in zip(keys, rows, strict=True):
+        place = PartAt(part, offset * BLOCK_BYTES, length, checksum)
+        last = blocks[-1] if blocks else None
+        if last is not None and last[:2] == (namespace, key):
+            blocks[-1] = (namespace, key, last[2]._replace(parts=(*last[2].parts, place)))
+        else:
+            blocks.append((namespace, key, Located(created, expires, found.number, found.sequence, (place,))))
+    return blocks
