@@ -1,0 +1,69 @@
+"""Reads blocks of the warm tier into memory that is given, neighbours in one piece, and checks what landed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from xxhash import xxh3_64
+
+from kvstore.tiers.device import Device
+from kvstore.tiers.segment import BLOCK_BYTES, blocks_of
+
+MOST_RUN_BYTES = 8 << 20  # In one system call: as fast as more, and others pass in between.
+
+
+class PartIn(NamedTuple):
+    """One part on its way from disk: where it lies, and the memory it is to land in, `blocks_of(length)` blocks.
+
+    `block` tells parts of one block by the same number.
+    """
+
+    block: int
+    offset: int
+    length: int
+    checksum: int
+    piece: memoryview
+
+    @property
+    def end(self) -> int:
+        return self.offset + blocks_of(self.length) * BLOCK_BYTES
+
+
+class Run(NamedTuple):
+    """Parts that lie one after another in one segment."""
+
+    offset: int
+    parts: list[PartIn]
+
+
+def runs_of(parts: Iterable[PartIn]) -> Iterator[Run]:
+    """Puts parts of one segment together where one begins as another ends; each run is at most `MOST_RUN_BYTES` long,
+    or one part."""
+    found: list[PartIn] = []
+    for part in sorted(parts, key=lambda p: p.offset):
+        if found and (part.offset != found[-1].end or part.end - found[0].offset > MOST_RUN_BYTES):
+            yield Run(found[0].offset, found)
+            found = []
+        found.append(part)
+    if found:
+        yield Run(found[0].offset, found)
+
+
+def read_run(device: Device, run: Run) -> list[PartIn]:
+    """Reads a run and returns the parts whose bytes are not what was written. Blocks. Raises OSError."""
+    pieces = [part.piece for part in run.parts if len(part.piece)]
+    if pieces:
+        device.read(run.offset, pieces)
+    return mismatched(run.parts)
+
+
+def mismatched(parts: Sequence[PartIn]) -> list[PartIn]:
+    """Returns the parts whose memory does not have the bytes that their checksums speak of."""
+    wrong = []
+    for part in parts:
+        digest = xxh3_64()
+        digest.update(part.piece[: part.length])  # Without the interpreter lock, where it is long.
+        if digest.intdigest() != part.checksum:
+            wrong.append(part)
+    return wrong
