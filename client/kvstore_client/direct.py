@@ -23,6 +23,7 @@ from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.loop_thread import LoopThread
 from kvstore_client.paths import Path, no_way
 from kvstore_client.session import Binding, SessionKeeper
+from kvstore_client.slots import Slots
 from kvstore_client.stats import Counters, ThreadCounters
 from kvstore_client.transports.base import Transport
 from kvstore_client.transports.framed import FramedTransport
@@ -38,7 +39,7 @@ class DirectCore(ClientCore):
     def __init__(self, loop_core: LoopCore, thread: LoopThread, counters: ThreadCounters) -> None:
         super().__init__(loop_core.options, paths=loop_core.paths, memory=loop_core.memory, log=loop_core.log)
         self._loop_core, self._thread, self._counters = loop_core, thread, counters
-        self._slots = threading.BoundedSemaphore(self.options.max_concurrent_calls)
+        self._slots = Slots(self.options.max_concurrent_calls)
         self._making = threading.Lock()
         self._errands = Errands(MAX_BACKGROUND_TASKS)
         self._closed = False
@@ -138,18 +139,19 @@ class DirectCore(ClientCore):
         return BlockingLanes(path, self.paths, self.options.busy_poll_us / 1e6)
 
     async def _enter(self, deadline: Deadline) -> None:
-        if not self._slots.acquire(blocking=False) and not self._slots.acquire(timeout=deadline.remaining_s()):
+        if not self._slots.enter(deadline):
             raise DeadlineExceeded("the deadline passed while other calls ran")
 
     def _leave(self) -> None:
-        self._slots.release()
+        self._slots.leave()
 
     def try_enter(self) -> bool:
         """Takes a slot if one is free; give it back by `leave`."""
-        return self._slots.acquire(blocking=False)
+        return self._slots.try_enter()
 
     def leave(self) -> None:
-        self._slots.release()
+        """Gives the slot of the calling thread back."""
+        self._slots.leave()
 
 
 def run_now(work: Coroutine[Any, Any, R]) -> R:

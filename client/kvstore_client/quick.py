@@ -33,6 +33,7 @@ from kvstore_wire.limits import MAX_KEY_BYTES, MIN_KEY_BYTES
 from kvstore_wire.namespace import Kind, NamespaceSpec
 from kvstore_wire.states import BlockState, Coverage
 from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import types_pb2 as types
 
 MOST_BLOCKS, MOST_COPIED_BLOCKS = 16, 256
 
@@ -41,7 +42,7 @@ def quick_get(
     core: DirectCore, spec: NamespaceSpec, keys: Keys, *, into: Sequence[Entry], coverage: Coverage, deadline: Deadline
 ) -> GetResult | None:
     """Returns what a get brought, None where the long way must be gone; then nothing was counted."""
-    views = _plain(spec, keys, into)
+    views = _plain(spec, keys, into) if isinstance(coverage, Coverage) else None
     binding = core.keeper.ready(spec)
     if views is None or binding is None or core.closed:
         return None
@@ -55,11 +56,14 @@ def quick_get(
     if arena is not None and len(views) > binding.limits.max_blocks:
         return None
     lanes = transport.lanes
-    if not isinstance(lanes, BlockingLanes) or not core.try_enter():
+    if not isinstance(lanes, BlockingLanes):
         return None
-    lane = lanes.borrow(0 if arena is not None else size)
+    lane: BlockingLane | None = None
     states: bytes | None = None
     try:
+        if not core.try_enter():
+            return None
+        lane = lanes.borrow(0 if arena is not None else size)
         if lane is not None:
             asked = _Asked(binding, keys, coverage, views, deadline)
             states = _read(lane, asked) if arena is None else _copy(lane, asked, arena, core, transport)
@@ -73,9 +77,9 @@ def quick_get(
     except OSError:
         return None
     finally:
-        core.leave()
         if lane is not None:
             lanes.give_back(lane)
+        core.leave()
     return None if states is None else _result(core, states, spec.part_bytes)
 
 
@@ -123,7 +127,7 @@ def _copy(
 ) -> bytes | None:
     """As `_read`, out of the arena under a lease. Nobody waits for the end of it where checksums prove the bytes.
 
-    A lease that an interrupt or a broken lane leaves behind ends at the call's deadline.
+    A lease that a broken lane leaves behind ends at the call's deadline.
     """
     verify = core.options.verify
     limit = asked.binding.limits.max_lease_ms
@@ -138,16 +142,29 @@ def _copy(
     finally:
         if not done:
             lane.close()
-    states = _copied(asked, answer, arena, verify)
-    if not answer.HasField("lease"):
+    states: bytes | None = None
+    proved = True  # Or of no interest any more: then nobody waits for the answer.
+    try:
+        states = _copied(asked, answer, arena, verify)
+        proved = verify is Verify.ON or states is None
+    finally:  # However it ends: an interrupt mostly comes here, where most of the time goes.
+        if proved and answer.HasField("lease"):
+            _let_go(lane, asked, answer.lease, core, transport)
+    if proved or not answer.HasField("lease"):
         return states
-    session = asked.binding.session
-    release = store.ReleaseRequest(session=session, leases=[answer.lease]).SerializeToString()
-    if verify is Verify.OFF and states is not None:
-        return states if _was_valid(lane, release, asked.deadline) else None
-    if not lane.tell(Verb.RELEASE, release):
-        core.background(transport.end_lease("Acquire", session, answer.lease))
-    return states
+    return states if _was_valid(lane, _release(asked, answer.lease), asked.deadline) else None
+
+
+def _release(asked: _Asked, lease: types.Lease) -> bytes:
+    return store.ReleaseRequest(session=asked.binding.session, leases=[lease]).SerializeToString()
+
+
+def _let_go(
+    lane: BlockingLane, asked: _Asked, lease: types.Lease, core: DirectCore, transport: FramedTransport
+) -> None:
+    """Ends a lease without waiting for what the shard says of it."""
+    if not lane.tell(Verb.RELEASE, _release(asked, lease)):
+        core.background(transport.end_lease("Acquire", asked.binding.session, lease))
 
 
 def _copied(asked: _Asked, answer: store.AcquireResponse, arena: Arena, verify: Verify) -> bytes | None:

@@ -42,11 +42,14 @@ def quick_put(
     if transport is None or size > transport.quick_put_bytes:
         return None
     lanes = transport.lanes
-    if not isinstance(lanes, BlockingLanes) or not core.try_enter():
+    if not isinstance(lanes, BlockingLanes):
         return None
-    lane = lanes.borrow(size)
+    lane: BlockingLane | None = None
     answer: store.PutResponse | None = None
     try:
+        if not core.try_enter():
+            return None
+        lane = lanes.borrow(size)
         if lane is not None and lane.wire.credit >= size:
             answer = _write(lane, binding, spec, keys, views=views, deadline=deadline)
             if answer is not None:
@@ -58,9 +61,9 @@ def quick_put(
     except OSError:
         return None
     finally:
-        core.leave()
         if lane is not None:
             lanes.give_back(lane)
+        core.leave()
     if answer is None:
         return None
     core.stats.calls["put"] += 1

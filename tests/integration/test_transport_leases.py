@@ -18,7 +18,7 @@ import pytest
 from kvstore_client import BlockViews, Verify
 from kvstore_client.copying import Copier
 from kvstore_wire.errors import LeaseExpired
-from tests.integration.client_cases import keys, value
+from tests.integration.client_cases import keys, kv_spec, value
 from tests.integration.server_process import ROOT
 from tests.integration.transport_child import SIZE, SPEC
 from tests.integration.transport_scene import (
@@ -167,6 +167,23 @@ def test_a_read_that_its_checksums_prove_waits_for_no_release(kind: str) -> None
                 assert driver.get(SPEC, BLOCKS, into=buffers(given)).prefix_blocks == COUNT
         shard.until(lambda local: not local.gauge("leases"), "a lease stays that nobody needs")
         shard.disarm("before.Release")
+
+
+@pytest.mark.parametrize("count", [150, 200, 256, 300])
+def test_a_read_of_many_small_blocks_leaves_no_lease_and_keeps_its_connection(count: int) -> None:
+    """What is told of many blocks is longer than a connection's own buffer."""
+    spec, blocks = kv_spec("many", part_bytes=4 << 10), keys(count, "many")
+    values = [value(("many", i), 4 << 10) for i in range(count)]
+    with sharded() as shard, driven("blocking", options_of(shard.target, "shm", deadline_ms=60_000)) as driver:
+        assert driver.put(spec, blocks, values).stored == count
+        into = [memoryview(bytearray(4 << 10)) for _ in blocks]
+        assert driver.get(spec, blocks, into=into).prefix_blocks == count
+        opened = shard.ask(lambda local: local.server.channel.opened_total)
+        for _ in range(5):
+            assert driver.get(spec, blocks, into=into).prefix_blocks == count
+            assert [bytes(room) for room in into] == values
+        assert shard.ask(lambda local: local.server.channel.opened_total) == opened
+        shard.until(lambda local: not local.gauge("leases"), "a lease is left")
 
 
 @pytest.mark.parametrize("kind", KINDS)

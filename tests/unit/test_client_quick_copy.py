@@ -287,6 +287,44 @@ class _Copying:
         self.inner.close()
 
 
+def test_an_interrupt_in_the_middle_of_the_copy_lets_the_lease_go(core: Core) -> None:
+    def interrupted(*_: Any, **__: Any) -> list[int]:
+        raise KeyboardInterrupt
+
+    core.arena = core.arena._replace(copier=_Copying(interrupted, core.arena.copier))
+    with pytest.raises(KeyboardInterrupt):
+        get(core, keys(0, 3), rooms())
+    assert core.lanes.released == [LEASE]
+    assert not core.lanes.given_back[0].broken
+
+
+@pytest.mark.parametrize("count", [162, 163, 164, MOST_COPIED_BLOCKS])
+def test_an_answer_that_no_single_receive_holds_is_taken_whole(core: Core, count: int) -> None:
+    """Its message is longer than the wire's own buffer."""
+    core.keeper.binding.limits.max_blocks = MOST_COPIED_BLOCKS  # type: ignore[attr-defined]
+    core.lanes.answer = leased(
+        (HOT,) * count, offsets=OFFSETS[:1] * count, lengths=(SIZE,) * count, values=VALUES[:1] * count
+    )
+    into = rooms(count)
+    assert get(core, keys(0, count), into).prefix_blocks == count
+    assert {bytes(room) for room in into} == {VALUES[0]}
+    assert core.lanes.released == [LEASE]
+    assert not core.lanes.given_back[0].broken
+
+
+def test_an_answer_of_an_unreasonable_length_closes_the_lane(core: Core) -> None:
+    core.lanes.answer = head(Verb.ACQUIRE, FIRST, bytes(1 << 17), flags=END)
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.given_back[0].broken
+
+
+def test_a_coverage_that_is_none_is_left_to_the_long_way_which_names_it(core: Core) -> None:
+    chosen, into = cast(DirectCore, core), rooms()
+    wrong = cast(Coverage, "each")
+    assert quick_get(chosen, SPEC, keys(0, 3), into=into, coverage=wrong, deadline=Deadline.after(1000)) is None
+    assert core.lanes.frames == []
+
+
 def test_the_deadline_is_an_answer(core: Core) -> None:
     core.lanes.answer = b""
     found = get(core, keys(0, 3), rooms(), deadline_ms=30)

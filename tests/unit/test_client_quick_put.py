@@ -139,6 +139,12 @@ def test_credit_that_comes_with_the_answer_is_taken(core: Core) -> None:
     assert lane.is_fit
 
 
+def test_a_goodbye_that_comes_with_the_answer_ends_the_lane_and_not_the_put(core: Core) -> None:
+    core.lanes.answer += head(Verb.GOODBYE, 0, channel.Goodbye().SerializeToString(), flags=END)
+    assert put(core, keys(0, 3), VALUES).stored == 3
+    assert not core.lanes.given_back[0].is_fit
+
+
 @pytest.mark.parametrize(
     ("blocks", "values", "spec"),
     [

@@ -25,6 +25,7 @@ _TIMEVAL = struct.Struct("ll")
 _TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be set anew for less.
 _LONG_BYTES = 256 << 10
 _TRY_LATER = (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
+_MOST_MESSAGE_BYTES = 64 << 10  # Of an answer that is taken by the shortest way.
 _MOST_BUFFERS = 512  # Below the kernel's limit of 1024 for one call.
 
 
@@ -55,7 +56,8 @@ class BlockingLane:
     @property
     def is_fit(self) -> bool:
         """Whether the next call may use it: nothing is left of the last one, and the peer has not closed it."""
-        return not self.broken and self.wire.is_idle and self._pid == os.getpid()
+        wire = self.wire
+        return not self.broken and wire.failure is None and wire.is_idle and self._pid == os.getpid()
 
     def is_quiet(self) -> bool:
         """Whether the peer has sent nothing unasked: a close or a goodbye, or the rest of something."""
@@ -120,11 +122,26 @@ class BlockingLane:
         if (magic, version, about, flags, answers) != (MAGIC, VERSION, verb, END, request):
             return None
         start = HEADER_BYTES + size
+        if came < start:
+            is_long = not payload and size <= _MOST_MESSAGE_BYTES
+            return self._long(view[HEADER_BYTES:came], size, deadline) if is_long else None
         left = start + payload - came
-        if came < start or left < 0 or payload > wire.frame_bytes:
+        if left < 0 or payload > wire.frame_bytes:
             return None
         wire.took(payload)
         return Plain(view[HEADER_BYTES:start], view[start:came], left)
+
+    def _long(self, begun: memoryview, size: int, deadline: Deadline) -> Plain:
+        """Takes the rest of a message that one receive did not bring, or the wire's own buffer does not hold."""
+        message, at = memoryview(bytearray(size)), len(begun)
+        message[:at] = begun
+        while at < size:
+            self._set_timeouts(deadline)
+            came = self._receive(message[at:], deadline, whole=True)
+            if not came:
+                raise ConnectionResetError("the shard closed it")
+            at += came
+        return Plain(message, message[size:], 0)
 
     def put(self, header: bytes, trailer: bytes, payload: Sequence[memoryview], deadline: Deadline) -> bytes | None:
         """Makes one Put, whose payload fits into one frame and the credit, by the shortest way; returns the message of
