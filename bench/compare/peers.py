@@ -141,6 +141,7 @@ ROWS = (
         note="a put lands in the caller's own process, so there is none across processes",
     ),
     _own("shm", link=HOST, ceiling=MEMCPY),
+    _own("shm unverified", link=HOST, ceiling=MEMCPY, note="what landed is not checked, as in the other stores"),
     replace(
         _own("shm views", link=HOST, ceiling=MEMCPY, note="its gets copy nothing: the caller reads the arena in place"),
         copies=False,

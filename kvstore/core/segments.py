@@ -137,6 +137,18 @@ class SegmentBook:
         return sum(segment.state is state for segment in self._segments.values())
 
     @property
+    def has_room(self) -> bool:
+        """Whether another segment can be begun without giving one up."""
+        if self.excess_count:
+            return False
+        return len(self._segments) < self.capacity_count or self.count(SegmentState.FREE) > 0
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence number that was given; 0 before the first."""
+        return self._next_sequence - 1
+
+    @property
     def oldest_sequence(self) -> int:
         """The lowest sequence number that a block can still lie under."""
         lives = [s.sequence for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.core.segments import SegmentBook
-from kvstore.tiers.device import Disk, read_bytes
+from kvstore.tiers.device import Device, Disk, read_bytes
 from kvstore.tiers.index import Change, Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
-from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Footer, Table, keys_of, read_table
+from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Footer, Table, keys_of, read_table
 from kvstore.tiers.tombstones import Graveyard, Tombstones
 from kvstore.tiers.writer import sealed_life
 
@@ -282,11 +282,9 @@ class _Work:
         return known.id
 
     def _table(self, found: _Found) -> Table:
-        size = self._book.rules.segment_bytes
-        start = found.footer.tables_at(size)
         device = self._disk.open(name_of(found.number))
         try:
-            return read_table(read_bytes(device, start, size - BLOCK_BYTES - start), found.footer, size)
+            return _table_in(device, found.footer)
         finally:
             device.close()
 
@@ -302,6 +300,23 @@ class _Work:
         age_s = self._clock.wall - self._clock.now
         for start, size, created in sorted(self._places.pop((found.number, found.sequence), [])):
             segment.add(start, size, created - age_s)
+
+
+def blocks_in(device: Device, *, store_id: bytes, number: int) -> tuple[list[tuple[Described, bytes, Located]], bool]:
+    """Returns what a sealed segment says that it holds, and whether its table is whole. Raises OSError, BadSegment."""
+    life = sealed_life(device, store_id=store_id, number=number)
+    if life is None:
+        return [], False
+    header, footer = life
+    table = _table_in(device, footer)
+    found = _blocks_of_table(table, _Found(number, header.sequence, footer))
+    blocks = [(table.namespaces[namespace], key, located) for namespace, key, located in found]
+    return blocks, not table.damaged_blocks
+
+
+def _table_in(device: Device, footer: Footer) -> Table:
+    start = footer.tables_at(device.size_bytes)
+    return read_table(read_bytes(device, start, device.size_bytes - BLOCK_BYTES - start), footer, device.size_bytes)
 
 
 def _blocks_of_table(table: Table, found: _Found) -> list[tuple[int, bytes, Located]]:

@@ -1,7 +1,8 @@
 """This store through its blocking client, by the one transport that the variant names.
 
 Over shm, puts come from shared memory that the client registers, as rivals have theirs. `shm views` reads where the
-bytes lie: it maps the arena and copies nothing, so its time is what a call costs.
+bytes lie: it maps the arena and copies nothing, so its time is what a call costs. `shm unverified` leaves out the check
+of what landed, which the other stores do not make.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from bench.compare.clients.work import Job, Store, Unusable, Values, serve
 from bench.rig import spec
 from kvstore_client import Client, ClientOptions
 from kvstore_client.blocking import Namespace
+from kvstore_client.options import VERIFY_OFF, VERIFY_ON
 
 DEADLINE_MS = 60_000
-SHM, VIEWS = "shm", "shm views"
+SHM, VIEWS, UNVERIFIED = "shm", "shm views", "shm unverified"
 
 
 class Own(Store):
@@ -64,7 +66,10 @@ class OwnViews(Own):
 def open_own(job: Job, values: Values) -> Store:
     """Opens the store and makes its first call. Raises Unusable where the bytes would go another way."""
     transport = job.variant.split()[0]
-    client = Client(ClientOptions(target=job.address, default_deadline_ms=DEADLINE_MS, transports=(transport,)))
+    verify = VERIFY_OFF if job.variant == UNVERIFIED else VERIFY_ON
+    client = Client(
+        ClientOptions(target=job.address, default_deadline_ms=DEADLINE_MS, transports=(transport,), verify=verify)
+    )
     sources = _registered(client, values) if transport == SHM else values.sources
     store = OwnViews(client, values, sources) if job.variant == VIEWS else Own(client, values, sources)
     failure = store.namespace.match(store.keys[:1]).failure

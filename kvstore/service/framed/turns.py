@@ -19,7 +19,7 @@ from kvstore.service.scheduling import move_away
 
 ALONE_BYTES = 4 << 20  # Moved in one turn by a connection that none was served beside.
 SHARED_BYTES = 1 << 20  # By one of several: each may have to wait for that of each other.
-BESIDE_SMALL_BYTES = 256 << 10  # Beside one that asks for little at a time, which it waits for.
+BESIDE_SMALL_BYTES = 128 << 10  # Beside one that asks for little at a time, which it waits for.
 _BESIDE_S = 0.02  # Two connections served within this share the loop.
 _LEAST_POLL_S = 20e-6
 _CROWDED_S = 50e-6  # Yielding takes less than a microsecond where nobody else wants the CPU.
