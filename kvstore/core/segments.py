@@ -6,8 +6,9 @@ Rules
 - One segment is open at a time. A segment's life has a sequence number that no other life ever had.
 - No more segments exist than the capacity allows; one is given up before another is made.
 - A block is *live* while it was touched more recently than blocks of `live_share` of all bytes stored: what an LRU of
-  that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Its live blocks are
-  written again, the most recently touched first, as long as that stays within `rewrite_share` of all writes.
+  that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live
+  blocks that were used since they came to disk are written again, the most recently touched first, as long as that
+  stays within `rewrite_share` of all writes; what was never asked for is not worth a second write.
 
 Why not the order of writing: a conversation's first blocks are the oldest on disk as long as it goes on, and without
 them the others are of no use. Measured on traces, warm tier of 20 % of all blocks, prefix hits of both tiers: in order
@@ -39,7 +40,7 @@ class SegmentState(IntEnum):
 class Segment:
     """One segment, and what it holds: a row for each block, in the order of their places."""
 
-    __slots__ = ("_rows", "alive", "number", "sequence", "size_bytes", "start", "state", "touched")
+    __slots__ = ("_rows", "alive", "number", "sequence", "size_bytes", "start", "state", "touched", "used")
 
     def __init__(self, number: int) -> None:
         self.number, self.state, self.sequence = number, SegmentState.FREE, 0
@@ -51,19 +52,22 @@ class Segment:
         self.start: Longs = np.zeros(_FIRST_ROWS, np.int64)  # Where a block begins, in bytes.
         self.size_bytes: Longs = np.zeros(_FIRST_ROWS, np.int64)
         self.touched: Floats = np.zeros(_FIRST_ROWS, np.float64)
+        self.used: Flags = np.zeros(_FIRST_ROWS, np.bool_)  # Touched since it came to disk.
         self.alive: Flags = np.zeros(_FIRST_ROWS, np.bool_)  # In the index, with this place.
 
     def __len__(self) -> int:
         """Number of blocks that were placed, those that are gone included."""
         return self._rows
 
-    def add(self, start: int, size_bytes: int, touched: float) -> None:
-        """Adds a block behind all others."""
+    def add(self, start: int, size_bytes: int, touched: float, *, used: bool = False) -> None:
+        """Adds a block behind all others; `used`: it comes from another segment, where it was."""
         row = self._rows
         if row == len(self.start):
             self.start, self.size_bytes = np.resize(self.start, 2 * row), np.resize(self.size_bytes, 2 * row)
             self.touched, self.alive = np.resize(self.touched, 2 * row), np.resize(self.alive, 2 * row)
-        self.start[row], self.size_bytes[row], self.touched[row], self.alive[row] = start, size_bytes, touched, True
+            self.used = np.resize(self.used, 2 * row)
+        self.start[row], self.size_bytes[row], self.touched[row] = start, size_bytes, touched
+        self.used[row], self.alive[row] = used, True
         self._rows += 1
 
     def row_at(self, start: int) -> int | None:
@@ -83,9 +87,9 @@ class Segment:
         """Bytes of blocks that are there and were touched at `since` or later."""
         return int(self.size_bytes[: self._rows][self._live(since)].sum())
 
-    def live_rows(self, since: float) -> list[int]:
-        """Rows of those blocks, the most recently touched first."""
-        rows = np.flatnonzero(self._live(since))
+    def worth_rewriting(self, since: float) -> list[int]:
+        """Rows of those blocks that were used, the most recently touched first."""
+        rows = np.flatnonzero(self._live(since) & self.used[: self._rows])
         order: list[int] = rows[np.argsort(-self.touched[rows], kind="stable")].tolist()
         return order
 
@@ -187,7 +191,7 @@ class SegmentBook:
         segment = self.get(number, sequence)
         row = None if segment is None else segment.row_at(start)
         if segment is not None and row is not None:
-            segment.touched[row] = now
+            segment.touched[row], segment.used[row] = now, True
 
     def drop(self, number: int, sequence: int, start: int) -> None:
         """Notes that the index has a block no more; one that has gone is ignored."""

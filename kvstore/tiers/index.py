@@ -170,7 +170,9 @@ class Index:
             yield _ID.unpack_from(k)[0], k[_ID.size :], Located.of_bytes(v)
 
     def change(self) -> Change:
-        """Begins a change."""
+        """Begins a change. Raises IndexBroken once closed."""
+        if not self._families:
+            raise IndexBroken("it is closed")
         return Change(WriteBatch(raw_mode=True), self._handles)
 
     def apply(self, change: Change) -> None:

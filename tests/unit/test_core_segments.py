@@ -116,9 +116,22 @@ def test_live_is_what_an_lru_of_that_share_would_keep() -> None:
     filled(made, 1.0, 9.0, 3.0)
     filled(made, 4.0, 8.0, 2.0)
     since = made.live_since()
-    kept = sorted(t for s in made.sealed for t in s.touched[s.live_rows(since)])
-    assert kept == [4.0, 8.0, 9.0]
-    assert made[0].live_rows(since)[0] == 1, "the most recently touched comes first"
+    assert since == 4.0
+    assert [s.live_bytes(since) for s in made.sealed] == [10, 20]
+
+
+def test_what_was_used_is_worth_writing_again_the_latest_first() -> None:
+    made = book()
+    segment = filled(made, 1.0, 2.0, 3.0, 4.0)
+    assert segment.worth_rewriting(0.0) == []
+    for row, now in ((0, 7.0), (2, 9.0), (3, 5.0)):
+        made.touch(0, 1, 10 * row, now)
+    assert segment.worth_rewriting(0.0) == [2, 0, 3]
+    assert segment.worth_rewriting(6.0) == [2, 0]
+    made.drop(0, 1, 20)
+    assert segment.worth_rewriting(0.0) == [0, 3]
+    segment.add(40, 10, 8.0, used=True)
+    assert segment.worth_rewriting(0.0) == [4, 0, 3]
 
 
 def test_where_nothing_is_stored_everything_would_be_live() -> None:
