@@ -1,0 +1,169 @@
+"""The warm tier killed at every operation on its disk: what is found afterwards is right, whole, and accounted for."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from kvstore.core.segments import SegmentBook, SegmentRules
+from kvstore.tiers.device import aligned, read_bytes
+from kvstore.tiers.recovery import Clock, name_of, recover
+from kvstore.tiers.segment import BLOCK_BYTES, Described, blocks_of
+from kvstore.tiers.tombstones import Tombstones
+from kvstore.tiers.warm import Clocks, Wanted, WarmTier
+from kvstore.tiers.writer import BlockOut
+from tests.disks import MemoryDisk
+
+STORE, SIZE, CACHE, SEGMENTS = b"store of 16 byte", 1 << 20, 4 << 20, 4
+ONE, TWO = Described(b"1" * 32, b"one"), Described(b"2" * 32, b"two")
+FATES = 2  # Of what was not synced, for each crash.
+
+
+def key(number: int) -> bytes:
+    return hashlib.sha256(str(number).encode()).digest()
+
+
+def block(number: int, described: Described) -> BlockOut:
+    rng = random.Random(number)
+    values = [rng.randbytes(rng.choice((0, 300, 5000, 70_000, 120_000))) for _ in range(rng.randrange(1, 4))]
+    pieces = []
+    for value in values:
+        size = blocks_of(len(value)) * BLOCK_BYTES
+        piece = aligned(size)[:size]
+        piece[: len(value)] = value
+        pieces.append(piece)
+    sums, lengths = [xxh3_64_intdigest(v) for v in values], [len(v) for v in values]
+    return BlockOut(described, key(number), range(len(values)), lengths, sums, pieces, created=time.time())
+
+
+class Witness:
+    """Knows what may be found, and looks at what a crash here would leave."""
+
+    def __init__(self, path: Path, disk: MemoryDisk) -> None:
+        self.path, self.disk, self.rng = path, disk, random.Random(1)
+        self.values: dict[tuple[bytes, bytes], list[bytes]] = {}
+        self.gone: set[tuple[bytes, bytes]] = set()  # Their deletion was acknowledged.
+        self.crashes = self.found = 0
+        self.rebuilds = 0
+
+    def crash(self, what: str, name: str) -> None:
+        if what == "read":
+            return
+        for _ in range(FATES):
+            self.crashes += 1
+            copy = self.path / "copy"
+            shutil.copytree(self.path / "index", copy / "index")
+            shutil.copy(self.path / "deleted.log", copy / "deleted.log")
+            if self.crashes % 5 == 0:
+                (copy / "index" / "CURRENT").write_bytes(b"broken")
+            self._look(copy, self.disk.after_crash(self.rng), at=f"crash {self.crashes}, at a {what} of {name}")
+            shutil.rmtree(copy)
+
+    def _look(self, copy: Path, disk: MemoryDisk, *, at: str) -> None:
+        book = SegmentBook(SegmentRules(segment_bytes=SIZE), SEGMENTS * SIZE)
+        tombstones = Tombstones(copy / "deleted.log")
+        found = recover(
+            disk,
+            book,
+            tombstones,
+            index_path=copy / "index",
+            cache_bytes=CACHE,
+            store_id=STORE,
+            clock=Clock(0.0, time.time()),
+        )
+        self.rebuilds += found.rebuilt
+        digests, count, size = {n.id: d for d, n in found.namespaces.items()}, 0, 0
+        for namespace, one, located in found.index.blocks():
+            place = (digests[namespace], one)
+            assert place not in self.gone, f"{at}: what was deleted is back"
+            segment = book.get(*located.life)
+            assert segment is not None, f"{at}: a block in no segment"
+            assert segment.row_at(located.start) is not None, f"{at}: a block that is not accounted for"
+            device = disk.open(name_of(located.segment))
+            parts = [bytes(read_bytes(device, p.offset, p.length)) if p.length else b"" for p in located.parts]
+            assert parts == self.values[place], f"{at}: a wrong byte"
+            count, size = count + 1, size + located.size_bytes
+        assert count == found.block_count == sum(s.block_count for s in book.sealed), at
+        assert size == sum(s.alive_bytes for s in book.sealed), at
+        assert {name_of(n) for n in range(100) if n in book._segments} == set(disk.names()), f"{at}: an orphan"
+        assert len(disk.names()) <= SEGMENTS, at
+        self.found += count
+        found.index.close()
+        tombstones.close()
+
+
+def test_a_kill_at_any_operation_leaves_what_is_right_and_nothing_else(tmp_path: Path) -> None:
+    disk, book = MemoryDisk(), SegmentBook(SegmentRules(segment_bytes=SIZE), SEGMENTS * SIZE)
+    tombstones = Tombstones(tmp_path / "deleted.log")
+    found = recover(
+        disk,
+        book,
+        tombstones,
+        index_path=tmp_path / "index",
+        cache_bytes=CACHE,
+        store_id=STORE,
+        clock=Clock(0.0, time.time()),
+    )
+    now = [0.0]
+    tier = WarmTier(
+        disk,
+        book,
+        found.index,
+        tombstones,
+        namespaces=found.namespaces,
+        store_id=STORE,
+        clocks=Clocks(now=lambda: now[0]),
+    )
+    witness = Witness(tmp_path, disk)
+    failures: list[BaseException] = []
+
+    def watched(what: str, name: str) -> None:
+        try:
+            if not failures:
+                witness.crash(what, name)
+        except BaseException as error:  # noqa: BLE001 - in a thread of the tier: the test must hear of it
+            failures.append(error)
+
+    disk.before = watched
+    rng = random.Random(7)
+    for number in range(90):
+        now[0] += 1
+        described = TWO if number % 7 == 0 else ONE
+        made = block(number, described)
+        witness.values[described.digest, made.key] = [
+            bytes(p[:n]) for p, n in zip(made.pieces, made.lengths, strict=True)
+        ]
+        assert tier.write(made).result(60)
+        wanted = [key(n) for n in (0, 1, 2, 8, rng.randrange(number + 1))]
+        located = tier.find(ONE.digest, wanted)
+        tier.read(
+            [
+                Wanted(ONE.digest, k, at, [aligned(p.length)[: blocks_of(p.length) * BLOCK_BYTES] for p in at.parts])
+                for k, at in zip(wanted, located, strict=True)
+                if at is not None
+            ]
+        ).result(60)
+        if number % 10 == 5:
+            dead = [key(n) for n in (number - 2, number - 1)]
+            tier.delete(ONE.digest, dead).result(60)
+            witness.gone |= {(ONE.digest, k) for k in dead}
+        if number == 60:
+            tier.purge(TWO.digest).result(60)
+            witness.gone |= {place for place in witness.values if place[0] == TWO.digest}
+        if number % 25 == 20:
+            tier.flush().result(60)
+    tier.close()
+    if failures:
+        raise failures[0]
+    assert tier.counts["given_up_segments"] > 3
+    assert tier.counts["rewritten_blocks"] > 3
+    assert witness.rebuilds > 50
+    assert witness.found > 5000
+    if witness.crashes < 500:
+        pytest.fail(f"only {witness.crashes} crashes: the test shows little")
