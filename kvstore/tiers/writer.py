@@ -85,9 +85,8 @@ class SegmentWriter:
         return placed
 
     def seal(self, sealed_ns: int) -> None:
-        """Makes all of it durable, payload first. Raises OSError. The device stays open."""
+        """Makes all of it durable, the footer last. Raises OSError. The device stays open."""
         at, raw = self.layout.seal(self.header, sealed_ns)
-        self.device.sync()
         write_bytes(self.device, at, raw[:-BLOCK_BYTES])
         self.device.sync()
         write_bytes(self.device, self.header.size_bytes - BLOCK_BYTES, raw[-BLOCK_BYTES:])

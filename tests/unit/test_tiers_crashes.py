@@ -22,7 +22,7 @@ from tests.disks import MemoryDisk
 
 STORE, SIZE, CACHE, SEGMENTS = b"store of 16 byte", 1 << 20, 4 << 20, 4
 ONE, TWO = Described(b"1" * 32, b"one"), Described(b"2" * 32, b"two")
-FATES = 2  # Of what was not synced, for each crash.
+FATES = 3  # Of what was not synced, for each crash.
 
 
 def key(number: int) -> bytes:
