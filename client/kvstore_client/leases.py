@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from kvstore_client.core import ClientCore
-from kvstore_client.errors import MalformedAnswer
+from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.grants import Grants
 from kvstore_client.question import Question
 from kvstore_client.results import PutResult, leading
@@ -145,6 +145,7 @@ class WriteLease(_Lease):
         self.retry_after_ms = retry_after_ms
         self.failure = failure
         self.sizes = sizes
+        self.lost: PathDown | None = None  # A write under it was cut, and the shard may not know that yet.
 
     async def commit(
         self, checksums: Sequence[int], parts: Sequence[int] = (), *, deadline_ms: int | None = None

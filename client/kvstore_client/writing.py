@@ -233,10 +233,11 @@ async def write_leased(core: ClientCore, lease: WriteLease, values: list[Slices]
 async def _sent(core: ClientCore, lease: WriteLease, values: list[Slices], deadline: Deadline) -> store.PutResponse:
     """Sends the parts of a lease, by another way where one does not work.
 
-    Raises KvStoreError; PathDown where the lease had ended by the second time, since the first may have stored them.
+    Raises KvStoreError; PathDown where the lease had ended by the second time, since the first may have stored them, or
+    where the shard does not know yet that the first has ended. That there was a first one is kept with the lease: the
+    second may be made by the event loop, which begins the verb anew.
     """
     binding = lease.binding
-    lost: PathDown | None = None
     for left in reversed(range(MAX_PATH_CHANGES + 1)):
         header = store.PutHeader(session=binding.session, namespace=binding.namespace, lease=lease.life.lease)
         outgoing = Outgoing(values, chunk_bytes(binding.limits))
@@ -246,11 +247,11 @@ async def _sent(core: ClientCore, lease: WriteLease, values: list[Slices], deadl
             if not left or deadline.passed:
                 raise
             core.stats.path_changes += 1
-            lost = error
+            lease.lost = error
         except (LeaseExpired, InvalidArgument):
-            if lost is None:
+            if lease.lost is None:
                 raise
-            raise lost from None
+            raise lease.lost from None
     raise AssertionError("the last try answers or raises")
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,8 +38,8 @@ _FAULTS = (OSError, IndexBroken, BadSegment)
 class Clocks(NamedTuple):
     """Seconds of the monotonic clock, and of the wall clock."""
 
-    now: Callable[[], float] = time.monotonic
-    wall: Callable[[], float] = time.time
+    now: Callable[[], float]
+    wall: Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,12 @@ class WarmTier:
         *,
         namespaces: dict[bytes, NamespaceAt],
         store_id: bytes,
+        clocks: Clocks,
         settings: WarmSettings | None = None,
-        clocks: Clocks | None = None,
     ) -> None:
         self._disk, self._book, self._index, self._tombstones = disk, book, index, tombstones
         self._store_id = store_id
-        self.settings, self._clocks = settings or WarmSettings(), clocks or Clocks()
+        self.settings, self._clocks = settings or WarmSettings(), clocks
         self._lock = threading.Condition()
         self._namespaces = namespaces
         self._pending: dict[tuple[bytes, bytes], Located] = {}  # Written, and not in the index yet.
@@ -297,7 +296,7 @@ class WarmTier:
             if segment is None:
                 raise OSError(errno.ENOSPC, "no segment can be had")
         size = self._book.rules.segment_bytes
-        header = Header(self._store_id, segment.number, segment.sequence, size, time.time_ns())
+        header = Header(self._store_id, segment.number, segment.sequence, size, self._wall_ns())
         try:
             writer = SegmentWriter.begin(self._disk, name_of(segment.number), header)
         except OSError:
@@ -319,7 +318,7 @@ class WarmTier:
         segment, writer = self._open
         if writer.layout.is_empty:
             return
-        writer.seal(time.time_ns())
+        writer.seal(self._wall_ns())
         change = self._index.change()
         with self._lock:
             mine = {place: at for place, at in self._pending.items() if at.life == (segment.number, segment.sequence)}
@@ -339,6 +338,9 @@ class WarmTier:
             self._book.seal(segment)
             self._open = None
             self.counts["sealed_segments"] += 1
+
+    def _wall_ns(self) -> int:
+        return int(self._clocks.wall() * 1e9)
 
     def _namespace(self, described: Described) -> NamespaceAt:
         known = self._namespaces.get(described.digest)

@@ -118,7 +118,7 @@ def test_a_kill_at_any_operation_leaves_what_is_right_and_nothing_else(tmp_path:
         tombstones,
         namespaces=found.namespaces,
         store_id=STORE,
-        clocks=Clocks(now=lambda: now[0]),
+        clocks=Clocks(now=lambda: now[0], wall=time.time),
     )
     witness = Witness(tmp_path, disk)
     failures: list[BaseException] = []

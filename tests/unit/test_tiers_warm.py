@@ -83,7 +83,7 @@ class Scene:
             namespaces=self.found.namespaces,
             store_id=STORE,
             settings=chosen,
-            clocks=Clocks(now=lambda: self.now),
+            clocks=Clocks(now=lambda: self.now, wall=time.time),
         )
         return self.tier
 
