@@ -58,10 +58,12 @@ def quick_get(
     lanes = transport.lanes
     if not isinstance(lanes, BlockingLanes):
         return None
+    entered = False
     lane: BlockingLane | None = None
     states: bytes | None = None
     try:
-        if not core.try_enter():
+        entered = core.try_enter()
+        if not entered:
             return None
         lane = lanes.borrow(0 if arena is not None else size)
         if lane is not None:
@@ -79,7 +81,8 @@ def quick_get(
     finally:
         if lane is not None:
             lanes.give_back(lane)
-        core.leave()
+        if entered:
+            core.leave()
     return None if states is None else _result(core, states, spec.part_bytes)
 
 

@@ -44,10 +44,12 @@ def quick_put(
     lanes = transport.lanes
     if not isinstance(lanes, BlockingLanes):
         return None
+    entered = False
     lane: BlockingLane | None = None
     answer: store.PutResponse | None = None
     try:
-        if not core.try_enter():
+        entered = core.try_enter()
+        if not entered:
             return None
         lane = lanes.borrow(size)
         if lane is not None and lane.wire.credit >= size:
@@ -63,7 +65,8 @@ def quick_put(
     finally:
         if lane is not None:
             lanes.give_back(lane)
-        core.leave()
+        if entered:
+            core.leave()
     if answer is None:
         return None
     core.stats.calls["put"] += 1

@@ -107,13 +107,13 @@ class Folder:
         finally:
             with suppress(OSError):
                 os.unlink(new)
-        self._sync_names()
+        sync_names(self.path)
         return DirectFile(path)
 
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(self.path / name)
-        self._sync_names()
+        sync_names(self.path)
 
     def free_bytes(self) -> int:
         found = os.statvfs(self.path)
@@ -130,13 +130,6 @@ class Folder:
             if name.startswith(_NEW):
                 _LOG.info("removing %s, which was never finished", self.path / name)
                 self.remove(name)
-
-    def _sync_names(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 class DirectFile:
@@ -188,6 +181,15 @@ class DirectFile:
     def _drop_pages(self, offset: int, size: int) -> None:
         if not self.is_direct:
             os.posix_fadvise(self._fd, offset, size, os.POSIX_FADV_DONTNEED)
+
+
+def sync_names(folder: Path) -> None:
+    """Makes the names in a folder durable: what was made, renamed or removed there. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def aligned(size_bytes: int) -> memoryview:

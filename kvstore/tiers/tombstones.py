@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from kvstore.tiers.device import sync_names
 from kvstore_wire.limits import DIGEST_BYTES, MAX_KEY_BYTES
 
 _RECORD = struct.Struct(f"<QB{DIGEST_BYTES}s{MAX_KEY_BYTES}s")
@@ -47,7 +48,7 @@ class Tombstones:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._is_torn = False  # Something lies behind the last record, and cannot be cut off.
-        _sync_folder(path)
+        sync_names(path.parent)  # Without its name the log could be gone after a loss of power.
         self.damaged_count = 0
         self._size = os.fstat(self._fd).st_size
         torn = self._size % RECORD_BYTES
@@ -111,7 +112,7 @@ class Tombstones:
         os.close(self._fd)
         self._fd, self._size = fd, len(raw)
         self._is_torn = True  # Until it is known that this is the log that the next start finds.
-        _sync_folder(self._path)
+        sync_names(self._path.parent)
         self._is_torn = False
 
     def close(self) -> None:
@@ -119,17 +120,6 @@ class Tombstones:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _sync_folder(path: Path) -> None:
-    """Makes a name durable: without it the log of before could be back after a loss of power."""
-    if not path.parent.is_dir():
-        return
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class Graveyard:

@@ -42,13 +42,9 @@ def congestion(sock: socket.socket) -> bytes:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])
 def test_both_ends_of_a_connection_within_the_host_are_not_paced(address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.create_server((address, 0), family=family)
-    except OSError:
-        pytest.skip(f"no {address} here")
+    listener = socket.create_server((address, 0))
     with listener, socket.create_connection(listener.getsockname()[:2]) as client, listener.accept()[0] as served:
         assert unpace_within_host(client)
         assert unpace_within_host(served)

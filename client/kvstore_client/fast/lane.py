@@ -17,7 +17,7 @@ from kvstore_client.deadline import Deadline
 from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.fast.busy import BusyPoll
 from kvstore_client.fast.dial import Dialed
-from kvstore_client.fast.wire import Exchange, MakePieces, Taker
+from kvstore_client.fast.wire import Exchange, MakePieces, Taker, drop_first
 from kvstore_wire.errors import DeadlineExceeded, InvalidArgument, KvStoreError
 from kvstore_wire.frames import END, HEADER, HEADER_BYTES, MAGIC, VERSION, Verb
 
@@ -268,13 +268,7 @@ class BlockingLane:
 
     def _send_all(self, buffers: list[memoryview], deadline: Deadline) -> None:
         while buffers:
-            sent, at = self._send(buffers, deadline), 0
-            while at < len(buffers) and sent >= len(buffers[at]):
-                sent -= len(buffers[at])
-                at += 1
-            del buffers[:at]
-            if sent:
-                buffers[0] = buffers[0][sent:]
+            drop_first(buffers, self._send(buffers, deadline))
             if buffers:
                 self._set_timeouts(deadline)
 

@@ -215,14 +215,8 @@ class Wire:
 
     def sent(self, size: int) -> None:
         """Takes away the first `size` bytes of `pending`."""
-        buffers, at = self._buffers, 0
-        while at < len(buffers) and size >= len(buffers[at]):
-            size -= len(buffers[at])
-            at += 1
-        del buffers[:at]
-        if size:
-            buffers[0] = buffers[0][size:]
-        if not buffers:
+        drop_first(self._buffers, size)
+        if not self._buffers:
             self._paying = None
 
     @property
@@ -347,6 +341,17 @@ class _GuardedSink:
     def landed(self, size: int) -> None:
         if not self._dropping and not self._exchange.done:
             self._exchange.taker.landed(size)
+
+
+def drop_first(buffers: list[memoryview], size: int) -> None:
+    """Takes the first `size` bytes of buffers away, in place."""
+    at = 0
+    while at < len(buffers) and size >= len(buffers[at]):
+        size -= len(buffers[at])
+        at += 1
+    del buffers[:at]
+    if size:
+        buffers[0] = buffers[0][size:]
 
 
 def _goodbye(raw: bytes) -> KvStoreError:
