@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 
 from kvstore_client.deadline import Deadline
@@ -26,7 +27,7 @@ class AsyncLane:
         self._fd = self._sock.fileno()
         self._loop = asyncio.get_running_loop()
         self._tls = self._sock if isinstance(self._sock, ssl.SSLSocket) else None
-        self._writing = False
+        self._writing = self._is_reset = False
         self.broken = False
         self._loop.add_reader(self._fd, self._readable)
 
@@ -94,6 +95,7 @@ class AsyncLane:
     def _readable(self) -> None:
         try:
             self._read()
+            self._look_for_reset()
         except (OSError, KvStoreError) as error:
             self.close(Unreachable(f"the connection broke: {error}"))
         except Exception as error:  # noqa: BLE001 - the outermost place: the loop would call again and again
@@ -120,6 +122,15 @@ class AsyncLane:
             if size < len(view) and self._tls is None:
                 return
         if self._tls is not None and not self.broken and self._tls.pending():
+            self._loop.call_soon(self._read_on)
+
+    def _look_for_reset(self) -> None:
+        """Reads on to the end where the shard has reset the connection: uvloop tells of an error once, and a first read
+        still brings what came before it."""
+        if self.broken:
+            return
+        self._is_reset = self._is_reset or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        if self._is_reset:
             self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:

@@ -78,7 +78,7 @@ class Connection:
             self._requests, max_message_bytes=shell.limits.max_message_bytes, max_payload_bytes=frame_bytes
         )
         self._writing = self._waking = self._over = False
-        self._paused = False
+        self._paused = self._is_reset = False
         self.opened_s = self.moved_s = shell.now()
         self._loop.add_reader(self._fd, self._readable)
 
@@ -128,6 +128,7 @@ class Connection:
             if self._shaking and not self._shake():
                 return
             self._read()
+            self._look_for_reset()
         except KvStoreError as error:
             self._flush()  # What was answered before is still true.
             self.close(error)
@@ -173,6 +174,18 @@ class Connection:
             if size < len(view) and self._tls is None and not (looks and reader.payload_left):
                 return
         if self._tls is not None and self._tls.pending():
+            self._loop.call_soon(self._readable_again)
+
+    def _look_for_reset(self) -> None:
+        """Reads on to the end where the peer has reset the connection.
+
+        uvloop tells of an error once and then watches the socket no more, while a first read still brings what came
+        before the error: nobody would hear of the end.
+        """
+        if self._over:
+            return
+        self._is_reset = self._is_reset or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        if self._is_reset:
             self._loop.call_soon(self._readable_again)
 
     @property
