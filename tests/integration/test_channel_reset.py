@@ -17,6 +17,7 @@ from kvstore_client.fast.aio import AsyncLane
 from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.wire import OneMessage, Wire
 from kvstore_wire.frames import END, Verb, head
+from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import channel_pb2 as channel
 from tests.integration.channel_scene import BULK, Scene, scene
 from tests.integration.server_process import until
@@ -33,7 +34,7 @@ def reset(sock: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("run", RUNNERS)
-@pytest.mark.parametrize("last", ["a request", "half a frame", "nothing"])
+@pytest.mark.parametrize("last", ["a release that has no answer", "a request", "half a frame", "nothing"])
 def test_a_shard_closes_a_connection_that_was_reset_behind_its_last_words(run: Runner, last: str) -> None:
     async def play() -> None:
         async with scene() as at:
@@ -48,11 +49,13 @@ def test_a_shard_closes_a_connection_that_was_reset_behind_its_last_words(run: R
 async def _reset_after(at: Scene, address: tuple[str, int], last: str) -> None:
     hello = head(Verb.HELLO, 1, channel.Hello(credit_bytes=1 << 20).SerializeToString(), flags=END)
     match = head(Verb.MATCH, 2, at.caller.match_request(keys(0, 2)).SerializeToString(), flags=END)
+    release = head(Verb.RELEASE, 0, pb.ReleaseRequest(session=at.caller.session).SerializeToString(), flags=END)
     peer = socket.create_connection(address)
     peer.setblocking(False)
     await asyncio.get_running_loop().sock_sendall(peer, hello)
     assert await asyncio.get_running_loop().sock_recv(peer, 4096)
-    peer.send({"a request": match, "half a frame": match[:30], "nothing": b""}[last])
+    words = {"a release that has no answer": release, "a request": match, "half a frame": match[:30], "nothing": b""}
+    peer.send(words[last])
     reset(peer)
 
 
