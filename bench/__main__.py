@@ -11,11 +11,12 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench import channel, fairness
+from bench import channel, fairness, index, warm
 from bench.compare.machine import machine
 from bench.compare.tables import Grid
 from bench.matrix.figures import Report
@@ -25,7 +26,7 @@ from bench.matrix.session import Session
 from bench.matrix.tables import grids, to_dict
 from bench.report import Row, grid_of, say, show, to_dicts, to_markdown
 
-MATRIX = "matrix"
+MATRIX, INDEX = "matrix", "index"
 MATRIX_WIDTH = 190
 BENCHES = {
     "transfer": "Inline transfers",
@@ -33,6 +34,8 @@ BENCHES = {
     "ping": "Small calls beside large ones",
     "channel": "The fast channel on two cores",
     "fairness": "Clients beside one another on two cores",
+    "warm": "The warm tier on two cores",
+    INDEX: "The warm tier's index: a million blocks, --full ten million",
     MATRIX: "Workloads by transport, part size, batch and clients",
 }
 BOUNDED = tuple(name for name in BENCHES if name != MATRIX)
@@ -65,7 +68,7 @@ def main() -> int:
         if name == MATRIX:
             _matrix(plan, results, arguments.png)
         else:
-            _bounded(name, results, quick=arguments.quick)
+            _bounded(name, results, quick=arguments.quick, full=arguments.full)
     _write(results, arguments, names)
     missed = [row.name for row in results.rows if row.holds is False]
     for name in missed:
@@ -80,18 +83,22 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure with its ceiling here")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables here, for a page")
     parser.add_argument("--png", metavar="FILE", type=Path, help=f"also draw the figures of {MATRIX}")
-    quick = "few rounds of channel and fairness: to see that they run, not to judge what they print"
+    quick = "few rounds of channel, fairness, warm and index: to see that they run, not to judge what they print"
     parser.add_argument("--quick", action="store_true", help=quick)
     add_options(parser)
     return parser
 
 
-def _bounded(name: str, results: Results, *, quick: bool) -> None:
+def _bounded(name: str, results: Results, *, quick: bool, full: bool) -> None:
     shortened: dict[str, Callable[[], list[Row]]] = {
         "channel": lambda: channel.run(channel.QUICK),
         "fairness": lambda: fairness.run(fairness.QUICK),
+        "warm": lambda: warm.run(warm.QUICK),
+        INDEX: lambda: index.run(index.QUICK),
     }
     run: Callable[[], list[Row]] = import_module(f"bench.{name}").run
+    if name == INDEX and full:
+        run = partial(index.run, index.FULL)
     is_short = quick and name in shortened
     title = f"{BENCHES[name]}, few rounds: it runs, and nothing is judged" if is_short else BENCHES[name]
     say(title)

@@ -6,20 +6,27 @@ import os
 import secrets
 import socket
 from importlib.metadata import version
+from pathlib import Path
 
 from kvstore.config import Config, effective
+from kvstore.core.cleaning import CleaningRules
 from kvstore.core.namespaces import NamespaceRules
 from kvstore.core.store import PROBE_HOME, Store, StoreSettings
 from kvstore.service.checks import Checks
 from kvstore.service.copier import RegionCopier
+from kvstore.service.failing_disk import FailingDisk
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.framed.door import ChannelSettings
 from kvstore.service.probe import PROBE_TENANT
 from kvstore.service.regions import RegionTable
 from kvstore.service.server import ChannelPlaces, Server
 from kvstore.service.shell import Shell
+from kvstore.service.tiering import Tiering, TieringSettings
 from kvstore.service.tls import load_tls
 from kvstore.tiers.memory import ArenaMemory
+from kvstore.tiers.opening import OpenSettings, keys_at, open_warm
+from kvstore.tiers.sealing import Keyring
+from kvstore.tiers.warm import Clocks, WarmSettings
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.v1 import types_pb2 as types
 
@@ -27,7 +34,9 @@ from kvstore_wire.v1 import types_pb2 as types
 def build_server(config: Config, memory: ArenaMemory, failpoints: Failpoints | None = None) -> Server:
     """Wires a shard. `memory` has `config.hot.capacity` bytes and outlives the server; the caller closes it.
 
-    Raises: ConfigError where a file of section `tls` is not what it should be.
+    Opens the folder of the warm tier, which may take seconds; the server gives it back when it stops.
+    Raises: ConfigError where a file of section `tls` is not what it should be; OSError, BadKeys and WrongKey where the
+    warm tier's folder cannot be had.
     """
     failpoints = failpoints or Failpoints()
     tls = load_tls(config)
@@ -41,6 +50,8 @@ def build_server(config: Config, memory: ArenaMemory, failpoints: Failpoints | N
         regions=RegionTable(config.shm.max_regions, config.shm.max_region_bytes),
         copier=RegionCopier(memory, failpoints, threads=config.shm.copy_threads),
     )
+    if config.warm.path:
+        shell.tiering = _tiering(config, shell)
     return Server(
         shell,
         options=effective(config),
@@ -50,6 +61,42 @@ def build_server(config: Config, memory: ArenaMemory, failpoints: Failpoints | N
         channel=channel_settings(config),
         tls=tls,
     )
+
+
+def warm_keys(config: Config) -> Keyring | None:
+    """Reads the keys of the warm tier, None where there are none. Raises BadKeys and OSError."""
+    return keys_at(config.warm.encryption_key, os.environ)
+
+
+def _tiering(config: Config, shell: Shell) -> Tiering:
+    """Opens the warm tier. Blocks. Raises OSError, BadKeys, WrongKey."""
+    warm, store, clocks = config.warm, shell.store, Clocks(shell.now, shell.wall)
+
+    def is_hot(digest: bytes, key: bytes) -> bool:
+        namespace = store.namespaces.by_digest(digest)
+        return namespace is not None and key in namespace.blocks
+
+    settings = OpenSettings(
+        path=Path(warm.path),
+        capacity_bytes=warm.capacity,
+        segment_bytes=warm.segment,
+        cache_bytes=warm.index_cache,
+        rewrite_share=warm.rewrite_share,
+        on_broken_index="refuse" if warm.on_broken_index == "refuse" else "rebuild",
+        keyring=warm_keys(config),
+        on_wrong_key="empty" if warm.on_wrong_key == "empty" else "refuse",
+        tier=WarmSettings(queue_bytes=warm.queue, readers=warm.read_threads, is_hot=is_hot),
+        wrap=lambda disk: FailingDisk(disk, shell.failpoints),
+    )
+    bounds = TieringSettings(
+        cleaning=CleaningRules(warm.clean_share, warm.write_budget),
+        queue_bytes=warm.queue,
+        promote_bytes=warm.promote_queue,
+        segment_bytes=warm.segment,
+        flush_s=warm.flush_timeout,
+    )
+    opened = open_warm(settings, clocks=clocks)
+    return Tiering(store, shell.memory, opened, bounds, clocks=clocks, settle=shell.settle, latencies=shell.latencies)
 
 
 def channel_settings(config: Config) -> ChannelSettings:

@@ -11,7 +11,7 @@ from kvstore_client.errors import MalformedAnswer
 from kvstore_client.grants import Grants
 from kvstore_client.leases import ReadLease
 from kvstore_client.question import Hint, Question
-from kvstore_client.reading import bounded_wait_ms, hint_message
+from kvstore_client.reading import bounded_wait_ms, chosen_wait_ms, hint_message
 from kvstore_client.receivers import check_lengths, check_states
 from kvstore_client.session import Binding, LeaseLife
 from kvstore_wire.states import BlockState
@@ -23,14 +23,21 @@ class AcquireCall:
     """One Acquire, repeatable. A lease that comes and cannot be handed on is released on the side."""
 
     def __init__(
-        self, core: ClientCore, asked: Question, *, wait_ms: int, lease_ms: int, hint: Hint | None, deadline: Deadline
+        self,
+        core: ClientCore,
+        asked: Question,
+        *,
+        wait_ms: int | None,
+        lease_ms: int,
+        hint: Hint | None,
+        deadline: Deadline,
     ) -> None:
         self._core, self._asked, self._deadline = core, asked, deadline
         self._wait_ms, self._lease_ms, self._hint = wait_ms, lease_ms, hint
 
     async def __call__(self, binding: Binding) -> ReadLease:
         check_most("keys", self._asked.block_count, binding.limits.max_blocks)
-        check_most("wait_ms", self._wait_ms, binding.limits.max_wait_ms)
+        check_most("wait_ms", self._wait_ms or 0, binding.limits.max_wait_ms)
         check_most("lease_ms", self._lease_ms, binding.limits.max_lease_ms)
         told = _Told()
         try:
@@ -53,7 +60,7 @@ class AcquireCall:
             chain=asked.chain_message(),
             parts=asked.parts_message(),
             coverage=int(asked.coverage),  # type: ignore[arg-type]
-            wait_ms=bounded_wait_ms(self._wait_ms, self._deadline),
+            wait_ms=bounded_wait_ms(chosen_wait_ms(self._wait_ms, binding, self._core.options), self._deadline),
             lease_ms=self._lease_ms,
             hint=hint_message(binding, self._hint),
         )

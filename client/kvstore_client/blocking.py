@@ -196,13 +196,13 @@ class Namespace:
         into: Sequence[Entry] | None = None,
         parts: Sequence[int] = (),
         coverage: Coverage = Coverage.PREFIX,
-        wait_ms: int = 0,
+        wait_ms: int | None = None,
         hint: Hint | None = None,
         ranges: Sequence[Range] = (),
         deadline_ms: int | None = None,
     ) -> GetResult:
         """Reads blocks and checks what landed."""
-        if into is not None and not (parts or wait_ms or hint or ranges):
+        if into is not None and not (parts or hint or ranges):
             self._owner.check()
             found = quick_get(
                 self._owner.direct,
@@ -210,6 +210,7 @@ class Namespace:
                 keys,
                 into=into,
                 coverage=coverage,
+                wait_ms=wait_ms,
                 deadline=self._owner.deadline(deadline_ms),
             )
             if found is not None:
@@ -258,7 +259,7 @@ class Namespace:
         *,
         parts: Sequence[int] = (),
         coverage: Coverage = Coverage.PREFIX,
-        wait_ms: int = 0,
+        wait_ms: int | None = None,
         lease_ms: int | None = None,
         hint: Hint | None = None,
         deadline_ms: int | None = None,
@@ -281,7 +282,7 @@ class Namespace:
         return HeldReadLease(self._owner, inner)
 
     def view(
-        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int = 0, deadline_ms: int | None = None
+        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int | None = None, deadline_ms: int | None = None
     ) -> BlockViews:
         """Leases stored blocks and lets them be looked at in place: `with ns.view(keys) as views`.
 
@@ -405,7 +406,7 @@ class Namespace:
         into: Sequence[Entry] | None = None,
         parts: Sequence[int] = (),
         coverage: Coverage = Coverage.PREFIX,
-        wait_ms: int = 0,
+        wait_ms: int | None = None,
         hint: Hint | None = None,
         deadline_ms: int | None = None,
     ) -> Ticket:

@@ -81,7 +81,7 @@ class AsyncNamespace:
         into: Sequence[Entry] | None = None,
         parts: Sequence[int] = (),
         coverage: Coverage = Coverage.PREFIX,
-        wait_ms: int = 0,
+        wait_ms: int | None = None,
         hint: Hint | None = None,
         ranges: Sequence[Range] = (),
         deadline_ms: int | None = None,
@@ -93,11 +93,12 @@ class AsyncNamespace:
         KV: each entry holds exactly part_bytes. OPAQUE: one that is too small makes its block a miss.
         `ranges`: what is read of every part, one range after another; entries of `into` hold exactly that.
         Owns: the client writes to `into` until this returns. Only HOT blocks hold data; treat all else as undefined.
-        `wait_ms`: how long blocks in flight may be waited for, at most three quarters of the time left.
+        `wait_ms`: how long blocks in flight, or on the shard's disk, may be waited for, at most three quarters of the
+        time left; None = `disk_wait_ms` of the options where the shard has a warm tier, else 0.
         """
         asked = question(self.spec, keys, parts, coverage)
         views = None if into is None else self.checked_into(into, asked, ranges)
-        waits_ms = _number("wait_ms", wait_ms)
+        waits_ms = None if wait_ms is None else _number("wait_ms", wait_ms)
         call = GetCall(self._core, asked, into=views, wait_ms=waits_ms, hint=hint, ranges=tuple(ranges))
         deadline = self._core.deadline(deadline_ms)
         return await self._core.run("get", deadline, work=lambda: call.run(deadline), failed=call.result)
@@ -127,7 +128,7 @@ class AsyncNamespace:
         *,
         parts: Sequence[int] = (),
         coverage: Coverage = Coverage.PREFIX,
-        wait_ms: int = 0,
+        wait_ms: int | None = None,
         lease_ms: int | None = None,
         hint: Hint | None = None,
         deadline_ms: int | None = None,
@@ -138,7 +139,7 @@ class AsyncNamespace:
         call = AcquireCall(
             self._core,
             asked,
-            wait_ms=_number("wait_ms", wait_ms),
+            wait_ms=None if wait_ms is None else _number("wait_ms", wait_ms),
             lease_ms=self._lease_ms(lease_ms),
             hint=hint,
             deadline=deadline,
@@ -151,7 +152,7 @@ class AsyncNamespace:
         )
 
     async def view(
-        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int = 0, deadline_ms: int | None = None
+        self, keys: Keys, *, parts: Sequence[int] = (), wait_ms: int | None = None, deadline_ms: int | None = None
     ) -> AsyncViews:
         """Leases stored blocks and lets them be looked at in the shard's own memory; elsewhere than on its host, or
         where it may not be mapped, in a copy. The lease is kept alive until the views are closed.

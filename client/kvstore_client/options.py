@@ -37,6 +37,8 @@ class ClientOptions:
     `gives_hints`: promises the shard that calls carry hints, so that silence means no return is expected.
     `tls`: how connections over TCP are encrypted; None = not at all. Unix sockets stay plain.
     `busy_poll_us`: microseconds that a blocking call looks for its answer before it sleeps; 0 = it sleeps at once.
+    `disk_wait_ms`: how long a read waits for blocks that the shard has on disk, or that are in flight, unless the call
+    says otherwise; a shard without a warm tier is not waited for.
     `transports`: ways to move bytes that may be used, the preferred first: "shm", "bulk" and "grpc".
     """
 
@@ -54,6 +56,7 @@ class ClientOptions:
     tls: TlsOptions | None = None
     transports: tuple[str, ...] = TRANSPORTS
     busy_poll_us: int = 150
+    disk_wait_ms: int = 200
 
     def __post_init__(self) -> None:
         checked_target(self.target)
@@ -65,6 +68,7 @@ class ClientOptions:
         lowest_ms = self.connect_backoff_min_ms
         _check_number("connect_backoff_max_ms", self.connect_backoff_max_ms, low=lowest_ms, high=60_000)
         _check_number("busy_poll_us", self.busy_poll_us, low=0, high=10_000)
+        _check_number("disk_wait_ms", self.disk_wait_ms, low=0, high=MAX_DEADLINE_MS)
         _check_number("keepalive_ms", self.keepalive_ms, low=MIN_KEEPALIVE_MS, high=MAX_DEADLINE_MS)
         if not isinstance(self.verify, Verify):
             raise InvalidArgument(f"{self.verify!r} is not a Verify", field="verify", limit="VERIFY_ON, VERIFY_OFF")

@@ -24,6 +24,7 @@ from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
+from kvstore_client.reading import bounded_wait_ms, chosen_wait_ms
 from kvstore_client.results import GetResult, leading
 from kvstore_client.session import Binding
 from kvstore_client.transports.framed import Arena, FramedTransport
@@ -39,12 +40,22 @@ MOST_BLOCKS, MOST_COPIED_BLOCKS = 16, 256
 
 
 def quick_get(
-    core: DirectCore, spec: NamespaceSpec, keys: Keys, *, into: Sequence[Entry], coverage: Coverage, deadline: Deadline
+    core: DirectCore,
+    spec: NamespaceSpec,
+    keys: Keys,
+    *,
+    into: Sequence[Entry],
+    coverage: Coverage,
+    wait_ms: int | None,
+    deadline: Deadline,
 ) -> GetResult | None:
     """Returns what a get brought, None where the long way must be gone; then nothing was counted."""
     views = _plain(spec, keys, into) if isinstance(coverage, Coverage) else None
     binding = core.keeper.ready(spec)
     if views is None or binding is None or core.closed:
+        return None
+    waits_ms = chosen_wait_ms(wait_ms, binding, core.options)
+    if not isinstance(waits_ms, int) or not 0 <= waits_ms <= binding.limits.max_wait_ms:
         return None
     transport, size = core.made_transport(binding), len(views) * spec.part_bytes
     if transport is None:
@@ -67,7 +78,7 @@ def quick_get(
             return None
         lane = lanes.borrow(0 if arena is not None else size)
         if lane is not None:
-            asked = _Asked(binding, keys, coverage, views, deadline)
+            asked = _Asked(binding, keys, coverage, views, deadline, waits_ms)
             states = _read(lane, asked) if arena is None else _copy(lane, asked, arena, core, transport)
             if states is not None:
                 lanes.worked()
@@ -94,12 +105,15 @@ class _Asked(NamedTuple):
     coverage: Coverage
     views: list[memoryview]
     deadline: Deadline
+    wait_ms: int
 
     def fill(self, request: store.GetRequest | store.AcquireRequest) -> bytes:
         """Returns the request with what both kinds have."""
         request.session, request.namespace = self.binding.session, self.binding.namespace
         request.chain.keys.extend(self.keys)  # type: ignore[arg-type]
         request.coverage = int(self.coverage)  # type: ignore[assignment]
+        if self.wait_ms:
+            request.wait_ms = bounded_wait_ms(self.wait_ms, self.deadline)
         return request.SerializeToString()
 
 
@@ -134,7 +148,7 @@ def _copy(
     """
     verify = core.options.verify
     limit = asked.binding.limits.max_lease_ms
-    request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)))
+    request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)), in_one=True)
     done = False
     try:
         plain = lane.ask(Verb.ACQUIRE, asked.fill(request), asked.deadline)

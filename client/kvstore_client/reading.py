@@ -12,7 +12,7 @@ from kvstore_client.buffers import Slices, size_of
 from kvstore_client.core import ClientCore
 from kvstore_client.deadline import Deadline
 from kvstore_client.leases import HOT
-from kvstore_client.options import Verify
+from kvstore_client.options import ClientOptions, Verify
 from kvstore_client.question import Hint, Question, Range, ranged_bytes
 from kvstore_client.receivers import ChainReceiver, Landed
 from kvstore_client.results import GetResult, leading
@@ -34,7 +34,7 @@ class GetCall:
         asked: Question,
         *,
         into: list[Slices] | None,
-        wait_ms: int,
+        wait_ms: int | None,
         hint: Hint | None,
         ranges: tuple[Range, ...] = (),
     ) -> None:
@@ -49,7 +49,7 @@ class GetCall:
     async def run(self, deadline: Deadline) -> GetResult:
         asked, core = self._asked, self._core
         limits = (await core.limits(asked.spec, deadline)) if asked.block_count else types.Limits()
-        check_most("wait_ms", self._wait_ms, limits.max_wait_ms)
+        check_most("wait_ms", self._wait_ms or 0, limits.max_wait_ms)
         check_most("parts", asked.parts_per_block, limits.max_parts_per_block or asked.parts_per_block)
         todo = deque(self._runs(limits))
         while todo:
@@ -136,7 +136,7 @@ class _Attempt:
         piece: Question,
         *,
         into: Sequence[Slices] | None,
-        wait_ms: int,
+        wait_ms: int | None,
         hint: Hint | None,
         ranges: tuple[Range, ...],
         deadline: Deadline,
@@ -153,7 +153,7 @@ class _Attempt:
             chain=piece.chain_message(),
             parts=piece.parts_message(),
             coverage=int(piece.coverage),  # type: ignore[arg-type]
-            wait_ms=bounded_wait_ms(self._wait_ms, self._deadline),
+            wait_ms=bounded_wait_ms(chosen_wait_ms(self._wait_ms, binding, self._core.options), self._deadline),
             hint=hint_message(binding, self._hint),
             ranges=[r.to_message() for r in self._ranges],
         )
@@ -163,6 +163,11 @@ class _Attempt:
         receiver = ChainReceiver(piece, self._into, self._core.options.verify, ranged)
         await self._core.transport(binding).get(request, receiver, self._deadline)
         return receiver.result()
+
+
+def chosen_wait_ms(wait_ms: int | None, binding: Binding, options: ClientOptions) -> int:
+    """Returns how long a read may wait: what its caller said, or what is usual."""
+    return binding.default_wait_ms(options) if wait_ms is None else wait_ms
 
 
 def bounded_wait_ms(wait_ms: int, deadline: Deadline) -> int:

@@ -30,7 +30,7 @@ from kvstore_wire.v1 import block_store_pb2 as store
 from kvstore_wire.v1 import types_pb2 as types
 from kvstore_wire.waiting import within
 
-HINTS, RANGES = "hints", "ranges"
+HINTS, RANGES, WARM = "hints", "ranges", "warm"
 LONGEST_RENEW_PAUSE_S = 1.0
 
 
@@ -44,6 +44,10 @@ class Binding:
     limits: types.Limits
     features: frozenset[str]
     offers: Mapping[str, str]  # Address by transport.
+
+    def default_wait_ms(self, options: ClientOptions) -> int:
+        """How long a read waits whose caller did not say: only a shard with a disk is worth waiting for."""
+        return min(options.disk_wait_ms, self.limits.max_wait_ms) if WARM in self.features else 0
 
 
 class HasLife(Protocol):

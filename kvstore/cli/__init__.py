@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.cli import exit_codes
 
-COMMANDS = ("serve", "put", "get", "match", "explain", "stats", "gen", "replay")
+COMMANDS = ("serve", "put", "get", "match", "explain", "stats", "tier", "gen", "replay")
 
 # What the extra "server" brings and the client's dependencies do not.
 SERVER_PACKAGES = frozenset(("uvloop", "rich", "matplotlib", "tomli", "grpc_health", "grpc_reflection"))

@@ -32,6 +32,7 @@ def add_parser(commands: Any) -> None:
         "examples:\n"
         "  kvstore replay conversation_trace.jsonl.gz --capacity 10%\n"
         "  kvstore replay gen:api --rate 3 --seconds 120 --capacity 10% --part-size 64KiB\n"
+        "  kvstore replay gen:chat --capacity 5% --warm 20% --part-size 64KiB\n"
         "  kvstore replay gen:chat --speed 10x --limit 500 --json -\n"
         "  kvstore replay trace.jsonl --server 10.0.0.5:7070 --admin 10.0.0.5:7071\n\n"
         "exit codes: 0 no wrong bytes, 1 wrong bytes or the server or a worker died, 2 bad arguments, 3 no server",

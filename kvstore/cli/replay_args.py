@@ -5,17 +5,28 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvstore.cli.command_errors import CommandError
 from kvstore.cli.connection import ADMIN, add_tls_flags, duration_s, tls_options
 from kvstore.cli.gen import add_load_flags
-from kvstore.config import parse_ratio, parse_size
+from kvstore.config import format_size, parse_ratio, parse_size
 from kvstore.replay.crew import CrewSize
 from kvstore.replay.dispatch import Pace
 from kvstore.replay.engine import ExistingServer, Settings
 from kvstore.replay.plan import first_requests
 from kvstore.replay.sizing import ShardSize, SizingError, size_by_bytes, size_by_share
+from kvstore.replay.warm import (
+    MAX_BUDGET_BYTES,
+    MIN_BUDGET_BYTES,
+    WarmOrder,
+    WarmSize,
+    temporary_parent,
+    warm_by_bytes,
+    warm_by_share,
+)
 from kvstore.workload.formats import read_trace
 from kvstore.workload.generate import generate_trace
 from kvstore.workload.lines import TraceError
@@ -42,10 +53,11 @@ def trace_and_settings(arguments: argparse.Namespace) -> tuple[Trace, Settings]:
     """Returns what to replay and how. Raises CommandError, OSError; whatever needs no trace is checked before it."""
     pace, crew, part_bytes = _pace(arguments), _crew(arguments), _part_bytes(arguments)
     wait_ms = round(duration_s(arguments.wait, "--wait") * 1000)
-    wanted = _wanted(arguments)
+    wanted, warm = _wanted(arguments), _wanted_warm(arguments)
     trace = _trace(arguments)
     shard = wanted if isinstance(wanted, ExistingServer) else _sized(wanted, trace, part_bytes)
-    return trace, Settings(shard=shard, part_bytes=part_bytes, crew=crew, pace=pace, wait_ms=wait_ms)
+    order = None if warm is None else _ordered(warm, trace, part_bytes)
+    return trace, Settings(shard=shard, part_bytes=part_bytes, crew=crew, pace=pace, wait_ms=wait_ms, warm=order)
 
 
 def _add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +75,20 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE|SIZE",
         help="of the server that is started: a share of the trace's distinct blocks, "
         "as 10%%, or a size, as 4GiB (default: 10%%)",
+    )
+    group.add_argument(
+        "--warm",
+        metavar="SHARE|SIZE",
+        help="give it a warm tier on disk: a share of the trace's distinct blocks, or a size (default: none)",
+    )
+    group.add_argument(
+        "--warm-path",
+        metavar="DIR",
+        help="where the warm tier lies, and stays (default: a temporary folder in $TMPDIR, or else in the working "
+        "directory, removed at the end)",
+    )
+    group.add_argument(
+        "--write-budget", metavar="SIZE", help="bytes a second that may be written to disk on average (default: all)"
     )
     group.add_argument("--server", metavar="ADDRESS", help="use a server that runs already")
     group.add_argument("--admin", metavar="ADDRESS", default=ADMIN, help="its admin port (default: %(default)s)")
@@ -161,10 +187,70 @@ def _wanted(arguments: argparse.Namespace) -> _Capacity | ExistingServer:
         return ExistingServer(arguments.server, arguments.admin, tls)
     if tls is not None:
         raise CommandError("--tls-...: are for a running server; name it with --server")
-    text = arguments.capacity or "10%"
+    return _capacity(arguments.capacity or "10%", "--capacity")
+
+
+def _capacity(text: str, flag: str) -> _Capacity:
     if text.endswith("%") or "." in text:
-        return _Capacity(share=_share(text, "--capacity"))
-    return _Capacity(size_bytes=_size(text, "--capacity"))
+        return _Capacity(share=_share(text, flag))
+    return _Capacity(size_bytes=_size(text, flag))
+
+
+@dataclass(frozen=True)
+class _Warm:
+    """The warm tier as the user asked for it."""
+
+    capacity: _Capacity
+    path: Path | None
+    budget_bytes_s: int | None
+
+
+def _wanted_warm(arguments: argparse.Namespace) -> _Warm | None:
+    given = {
+        "--warm": arguments.warm,
+        "--warm-path": arguments.warm_path,
+        "--write-budget": arguments.write_budget,
+    }
+    flag = next((flag for flag, value in given.items() if value is not None), None)
+    if flag is None:
+        return None
+    if arguments.server is not None:
+        raise CommandError(f"{flag}: is a running server's own affair; leave it out with --server")
+    if arguments.warm is None:
+        raise CommandError(f"{flag}: is of a warm tier; ask for one with --warm")
+    path = None if arguments.warm_path is None else Path(arguments.warm_path).absolute()
+    budget = None if arguments.write_budget is None else _budget(arguments.write_budget)
+    return _Warm(_capacity(arguments.warm, "--warm"), path, budget)
+
+
+def _budget(text: str) -> int:
+    budget_bytes_s = _size(text, "--write-budget")
+    if not MIN_BUDGET_BYTES <= budget_bytes_s <= MAX_BUDGET_BYTES:
+        most, least = format_size(MAX_BUDGET_BYTES), format_size(MIN_BUDGET_BYTES)
+        raise CommandError(f"--write-budget: {text} is outside {least}..{most} a second")
+    return budget_bytes_s
+
+
+def _ordered(warm: _Warm, trace: Trace, part_bytes: int) -> WarmOrder:
+    order = WarmOrder(_warm_size(warm.capacity, trace, part_bytes), warm.path, warm.budget_bytes_s)
+    if warm.path is None:
+        parent = temporary_parent()
+        free_bytes = shutil.disk_usage(parent).free
+        if free_bytes < order.size.capacity_bytes:
+            raise CommandError(
+                f"--warm: takes {order.size.capacity_bytes} bytes, {parent} has {free_bytes} free; "
+                "name another place with --warm-path or $TMPDIR"
+            )
+    return order
+
+
+def _warm_size(capacity: _Capacity, trace: Trace, part_bytes: int) -> WarmSize:
+    try:
+        if capacity.share is None:
+            return warm_by_bytes(capacity.size_bytes, part_bytes=part_bytes)
+        return warm_by_share(capacity.share, distinct_blocks=trace.distinct_blocks(), part_bytes=part_bytes)
+    except SizingError as error:
+        raise CommandError(str(error)) from None
 
 
 def _sized(capacity: _Capacity, trace: Trace, part_bytes: int) -> ShardSize:

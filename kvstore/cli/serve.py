@@ -41,13 +41,15 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from kvstore.build import warm_keys
     from kvstore.service.tls import load_tls
 
     try:
         config = _config(vars(arguments), os.environ)
         failpoints = Failpoints(os.environ.get(ENVIRONMENT, ""))
         load_tls(config)  # Its faults belong to these, before memory is taken, and to --check.
-    except ValueError as error:  # ConfigError is one.
+        warm_keys(config)
+    except (ValueError, OSError) as error:  # ConfigError and BadKeys are of the former.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.USAGE
     if config.shm.streaming_stores == "try" and not arguments.check:
@@ -95,9 +97,11 @@ def _unknown(words: Sequence[str]) -> dict[str, str]:
 def _serve(config: Config, failpoints: Failpoints) -> int:
     import uvloop
 
+    from kvstore.tiers.sealing import WrongKey
+
     try:
         return int(uvloop.run(_run(config, failpoints)))
-    except (OSError, MemoryError) as error:  # The arena, its tables, or an address cannot be had.
+    except (OSError, MemoryError, WrongKey) as error:  # The arena, its tables, an address or a folder cannot be had.
         print(f"kvstore serve: {error}", file=sys.stderr)
         return exit_codes.FAILED
 

@@ -20,6 +20,16 @@ EVICTIONS = {
     "corrupt_blocks": "damaged",
     "incomplete_blocks": "never finished by their writer",
 }
+# Why blocks left memory without a copy on disk.
+DROPPED = {
+    "warm_dropped_behind_blocks": "not written in time",
+    "warm_dropped_budget_blocks": "over the write budget",
+    "warm_dropped_incomplete_blocks": "not whole",
+    "warm_dropped_copy_gone_blocks": "copy given up since",
+    "warm_dropped_fault_blocks": "disk failed",
+    "warm_dropped_stalled_blocks": "disk hung",
+    "warm_dropped_disabled_blocks": "tier disabled",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,18 @@ def quantile_us(buckets: Sequence[int], share: float) -> int | None:
     return None
 
 
+def warm_state(state: int) -> str:
+    """Returns a state of the warm tier, that of the gauge `warm_state` and of WarmTierStatus, in a word."""
+    names = {number: name for name, number in pb.WarmTierState.items()}
+    return names.get(state, f"unknown ({state})").removeprefix("WARM_TIER_STATE_").lower()
+
+
+def write_amplification(values: Mapping[str, int]) -> float | None:
+    """Bytes written to disk for each that came from memory; None before the first."""
+    written_bytes = values.get("warm_written_bytes", 0)
+    return _share(written_bytes, written_bytes - values.get("warm_rewritten_bytes", 0))
+
+
 def print_view(view: StatsView, *, clear: bool) -> None:
     """Prints the tables; `clear` puts them at the top of a terminal."""
     console = Console()
@@ -111,16 +133,36 @@ def _summary(view: StatsView) -> Table:
         "leased, reserved": f"{size(gauges.get('leased_bytes', 0))}, {size(gauges.get('reserved_bytes', 0))}",
         "written, read": f"{size(counters.get('written_bytes', 0))}, {size(counters.get('read_bytes', 0))}",
         "committed": f"{counters.get('committed_parts', 0):,} parts, {counters.get('abandoned_parts', 0):,} abandoned",
-        "blocks removed": _removed(counters),
+        "blocks removed": _counted(counters, EVICTIONS),
         "sessions, leases": f"{gauges.get('sessions', 0):,}, {gauges.get('leases', 0):,}",
     }
+    if "warm_state" in gauges:
+        rows |= warm_rows(counters | gauges)
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
-def _removed(counters: Mapping[str, int]) -> str:
-    found = [f"{counters[name]:,} {why}" for name, why in EVICTIONS.items() if counters.get(name)]
+def warm_rows(values: Mapping[str, int]) -> dict[str, str]:
+    """Returns what is shown of the warm tier, by name; `values` are counters and gauges."""
+
+    def size_of(name: str) -> str:
+        return size(values.get(name, 0))
+
+    stored, amplification = values.get("warm_stored_blocks", 0), write_amplification(values)
+    written = "" if amplification is None else f", {amplification:.2f} x what came from memory"
+    return {
+        "warm tier": warm_state(values["warm_state"]),
+        "on disk": f"{stored:,} blocks, {size_of('warm_stored_bytes')} of {size_of('warm_capacity_bytes')}",
+        "hits from disk": f"{values.get('warm_promoted_blocks', 0):,} blocks",
+        "written to disk": f"{size_of('warm_written_bytes')}{written}",
+        "to disk, to memory": f"{size_of('warm_writing_bytes')}, {size_of('warm_promoting_bytes')} under way",
+        "left memory unwritten": _counted(values, DROPPED),
+    }
+
+
+def _counted(values: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+    found = [f"{values[name]:,} {why}" for name, why in reasons.items() if values.get(name)]
     return ", ".join(found) or "none"
 
 

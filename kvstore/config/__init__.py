@@ -24,6 +24,7 @@ from kvstore.config.schema import (
     Source,
     Sources,
     TlsConfig,
+    WarmConfig,
 )
 from kvstore.config.uids import Uids
 from kvstore.config.units import (
@@ -58,6 +59,7 @@ __all__ = [
     "Sources",
     "TlsConfig",
     "Uids",
+    "WarmConfig",
     "auto_page_bytes",
     "check_memory",
     "describe_size",

@@ -13,11 +13,15 @@ from kvstore.config.kinds import Kind
 from kvstore.config.options import options, policy_options
 from kvstore.config.schema import MAX_PAGE_BYTES, MAX_PART_BYTES, MIN_PAGE_BYTES, Source
 from kvstore.config.sources import Setting, policy_key
+from kvstore.config.units import MIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The value that one option has, and where it came from; `inherited` when a namespace has it from the defaults."""
+    """The value that one option has, and where it came from.
+
+    `inherited` when a namespace has it from the defaults, `worked_out` when it is an `auto` that suits all others.
+    """
 
     key: str
     kind: Kind
@@ -25,6 +29,7 @@ class Choice:
     where: str
     value: Any
     inherited: bool = False
+    worked_out: bool = False
 
     def __str__(self) -> str:
         return f"{self.key} {self.kind.show(self.value)} ({self.where})"
@@ -32,6 +37,9 @@ class Choice:
 
 # A key whose value is faulty in some source is absent: nothing can be said about what depends on it.
 Choices = dict[str, Choice]
+
+# What `auto` comes to for payload on its way to disk and from it: the key, the most, and a share of the capacity.
+QUEUES = (("warm.queue", 128 * MIB, 16), ("warm.promote_queue", 512 * MIB, 4))
 
 
 def auto_page_bytes(capacity_bytes: int) -> int:
@@ -41,6 +49,11 @@ def auto_page_bytes(capacity_bytes: int) -> int:
     """
     most = min(MAX_PAGE_BYTES, capacity_bytes // 8)
     return max(MIN_PAGE_BYTES, 1 << (most.bit_length() - 1))
+
+
+def auto_queue_bytes(capacity_bytes: int, part_bytes: int, *, most_bytes: int, share: int) -> int:
+    """What may be in flight where that is `auto`: one part in any case, but never more than the capacity."""
+    return min(capacity_bytes, max(part_bytes, min(most_bytes, capacity_bytes // share)))
 
 
 def choose(settings: Iterable[Setting], *, namespaces: Iterable[str]) -> tuple[Choices, list[Fault]]:
@@ -66,6 +79,7 @@ def resolve(choices: Choices) -> Choices:
     """The choices with every `auto` and every percentage replaced by what it comes to."""
     resolved = dict(choices)
     _resolve_page(resolved)
+    _resolve_queues(resolved)
     _resolve_percents(resolved)
     return resolved
 
@@ -120,6 +134,19 @@ def _resolve_page(choices: Choices) -> None:
     choices["hot.page"] = dataclasses.replace(page, value=page_bytes, where=where)
     if part is not None and part.source == "default":
         choices["limits.max_part"] = dataclasses.replace(part, value=min(MAX_PART_BYTES, page_bytes))
+
+
+def _resolve_queues(choices: Choices) -> None:
+    capacity, part = choices.get("hot.capacity"), choices.get("limits.max_part")
+    for key, most_bytes, share in QUEUES:
+        queue = choices.get(key)
+        if queue is None or queue.value is not None:
+            continue
+        if capacity is None or part is None:
+            del choices[key]
+            continue
+        value = auto_queue_bytes(capacity.value, part.value, most_bytes=most_bytes, share=share)
+        choices[key] = dataclasses.replace(queue, value=value, where="auto", worked_out=True)
 
 
 def _resolve_percents(choices: Choices) -> None:

@@ -27,7 +27,7 @@ def startup_lines(config: Config) -> list[str]:
 
 
 def check_memory(config: Config, available_bytes: int) -> list[str]:
-    """Warnings, with the numbers, about memory that the machine lacks or that no page can use.
+    """Warnings, with the numbers, about memory that the machine lacks, and about capacity that nothing can use.
 
     Units: `available_bytes` is what the machine, or the container's limit, has free before the arena is taken.
     """
@@ -43,6 +43,10 @@ def check_memory(config: Config, available_bytes: int) -> list[str]:
     if hot.capacity % hot.page:
         rest, page = describe_size(hot.capacity % hot.page), describe_size(hot.page)
         warnings.append(f"{capacity} is not a whole number of pages, hot.page {page}: {rest} are left over")
+    if config.warm.path and config.warm.capacity % config.warm.segment:
+        rest, segment = describe_size(config.warm.capacity % config.warm.segment), describe_size(config.warm.segment)
+        on_disk = f"warm.capacity {describe_size(config.warm.capacity)}"
+        warnings.append(f"{on_disk} is not a whole number of segments, warm.segment {segment}: {rest} are left over")
     return warnings
 
 

@@ -54,6 +54,7 @@ def _build(choices: Choices, namespaces: tuple[str, ...]) -> Config:
         tls=schema.TlsConfig(**values["tls"]),
         bulk=schema.BulkConfig(**values["bulk"]),
         shm=schema.ShmConfig(**values["shm"]),
+        warm=schema.WarmConfig(**values["warm"]),
         sources=schema.Sources(tuple((key, choice.source) for key, choice in choices.items())),
     )
 

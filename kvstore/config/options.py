@@ -9,8 +9,8 @@ from functools import cache
 
 from kvstore.config import schema
 from kvstore.config.kinds import Kind
+from kvstore.config.place_kinds import ENV_PREFIX
 
-ENV_PREFIX = "KVSTORE_"
 ENV_CONFIG = "KVSTORE_CONFIG"
 POLICY_KEY = "namespaces.policy"
 EMPTY = '""'  # How people are shown a value that is empty text.
@@ -25,6 +25,7 @@ SECTIONS: dict[str, type] = {
     "tls": schema.TlsConfig,
     "bulk": schema.BulkConfig,
     "shm": schema.ShmConfig,
+    "warm": schema.WarmConfig,
 }
 
 

@@ -15,6 +15,9 @@ from kvstore.config.units import KIB, format_size
 
 # Room beside the payload of one piece for the message's other fields.
 MESSAGE_ROOM_BYTES = 64 * KIB
+# Room in a segment beside one part: header, namespaces, table and footer.
+SEGMENT_ROOM_BYTES = 4 * GRAIN_BYTES
+LEAST_SEGMENTS = 2
 LISTENERS = ("server.listen", "server.admin_listen", "bulk.listen", "shm.socket")
 
 AT_MOST = (
@@ -23,6 +26,10 @@ AT_MOST = (
     ("limits.max_part", "limits.max_call_bytes", "a call must be able to move a part"),
     ("lease.default", "lease.max", "a lease of the default life must be allowed"),
     ("bulk.frame", "bulk.credit", "a client must be able to send a whole frame"),
+    ("limits.max_part", "warm.queue", "a part must be able to wait to be written"),
+    ("limits.max_part", "warm.promote_queue", "a part must be able to come from disk"),
+    ("warm.queue", "hot.capacity", "what waits to be written lies in memory"),
+    ("warm.promote_queue", "hot.capacity", "what comes from disk needs room in memory"),
 )
 
 
@@ -35,6 +42,8 @@ def find_impossible(choices: Choices, *, namespaces: tuple[str, ...]) -> list[Fa
         *_overlapping_listeners(choices),
         *_advertised_nothing(choices),
         *_half_of_tls(choices),
+        *_segment_below_part(choices),
+        *_too_few_segments(choices),
         *_mapped_but_refused(choices),
         *_too_many_policies(choices, namespaces),
         *_bad_shares(choices, namespaces),
@@ -54,7 +63,9 @@ def _fault(*choices: Choice, problem: str) -> Fault:
 def _over_their_limit(choices: Choices) -> Iterator[Fault]:
     for smaller_key, larger_key, reason in AT_MOST:
         smaller, larger = choices.get(smaller_key), choices.get(larger_key)
-        if smaller is not None and larger is not None and smaller.value > larger.value:
+        if smaller is None or larger is None or smaller.worked_out or larger.worked_out:
+            continue
+        if smaller.value > larger.value:
             yield _fault(smaller, larger, problem=f"{smaller} is more than {larger}, but {reason}")
 
 
@@ -73,6 +84,23 @@ def _share_below_part(choices: Choices) -> Iterator[Fault]:
     if pinned_bytes < part.value:
         problem = f"{share} of {capacity} lets leases pin {pinned_bytes} bytes, less than one part of {part}"
         yield _fault(share, capacity, part, problem=problem)
+
+
+def _segment_below_part(choices: Choices) -> Iterator[Fault]:
+    part, segment = choices.get("limits.max_part"), choices.get("warm.segment")
+    if part is None or segment is None:
+        return
+    taken_bytes = -(-part.value // GRAIN_BYTES) * GRAIN_BYTES + SEGMENT_ROOM_BYTES
+    if taken_bytes > segment.value:
+        room = format_size(SEGMENT_ROOM_BYTES)
+        yield _fault(part, segment, problem=f"{part} and {room} for what describes it do not fit in {segment}")
+
+
+def _too_few_segments(choices: Choices) -> Iterator[Fault]:
+    segment, capacity = choices.get("warm.segment"), choices.get("warm.capacity")
+    if segment is not None and capacity is not None and LEAST_SEGMENTS * segment.value > capacity.value:
+        problem = f"{capacity} is less than two of {segment}, but one is written while others are read"
+        yield _fault(segment, capacity, problem=problem)
 
 
 def _overlapping_listeners(choices: Choices) -> Iterator[Fault]:

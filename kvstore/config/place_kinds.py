@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +16,15 @@ from kvstore.config.uids import MAX_UID, SAME, Uids, checked_uid
 AUTO, OFF = "auto", "off"
 MAX_UIDS = 64
 MAX_PATH_BYTES = 4095  # Linux: PATH_MAX counts the closing zero.
+ENV_PREFIX = "KVSTORE_"  # Every variable that starts with it is an option.
+ENV_PLACE = "env:"
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class FilePath(Kind):
-    """The path of a file, "" for none. Whether the file is there shows when it is read."""
+    """The path of a file or a folder, "" for none. Whether it is there shows when it is used."""
 
     name = "a path"
 
@@ -36,6 +41,34 @@ class FilePath(Kind):
 
     def bounds(self) -> str:
         return "a path, or empty"
+
+
+@dataclass(frozen=True)
+class KeyPlace(FilePath):
+    """Where secret keys are, "" for none: the absolute path of a file, or env:NAME.
+
+    What is neither may be a key that was written here by mistake, so that no refusal quotes it.
+    """
+
+    name = "a place of keys"
+
+    def from_text(self, text: str) -> str:
+        if text.startswith(ENV_PLACE):
+            return self._variable(text)
+        if text and not text.startswith("/"):
+            raise ValueError(f"it is no place of keys: write {self.bounds()}, and the keys themselves only there")
+        return super().from_text(text)
+
+    def bounds(self) -> str:
+        return "an absolute path, or env:NAME, or empty"
+
+    def _variable(self, text: str) -> str:
+        variable = text.removeprefix(ENV_PLACE)
+        if _VARIABLE.fullmatch(variable) is None:
+            raise ValueError("it names no environment variable after env:")
+        if variable.startswith(ENV_PREFIX):
+            raise ValueError(f"variables that start with {ENV_PREFIX} are options: give the keys another name")
+        return text
 
 
 @dataclass(frozen=True)

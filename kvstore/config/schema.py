@@ -15,7 +15,7 @@ from typing import Any, Literal
 from kvstore.config.address import Address
 from kvstore.config.compound_kinds import Addresses, SizeOrPercent, WordOr
 from kvstore.config.kinds import Count, Duration, Kind, OneOf, Ratio, Size
-from kvstore.config.place_kinds import FilePath, HostPort, SocketPath, TcpAddresses, UidSet
+from kvstore.config.place_kinds import FilePath, HostPort, KeyPlace, SocketPath, TcpAddresses, UidSet
 from kvstore.config.uids import SAME, Uids
 from kvstore.config.units import GIB, KIB, MIB, TIB
 
@@ -32,6 +32,7 @@ MAX_COUNT = 65536
 _TTL = WordOr("none", Duration(low="100ms", high="8760h"))
 _QUOTA = WordOr("none", SizeOrPercent(low=0, high=MAX_CAPACITY_BYTES))
 _MAX_BYTES = WordOr("none", SizeOrPercent(low=GRAIN_BYTES, high=MAX_CAPACITY_BYTES))
+_IN_FLIGHT = WordOr("auto", Size(low=GRAIN_BYTES, high=64 * GIB))
 
 
 def _option(kind: Kind, *, default: str, doc: str) -> Mapping[str, Any]:
@@ -347,6 +348,109 @@ class ShmConfig:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WarmConfig:
+    """The warm tier: blocks on disk, beyond memory. `path` is "" where there is none.
+
+    `write_budget` is None where writes are not bounded. `encryption_key` says where keys are, and is none itself.
+    """
+
+    path: str = field(
+        metadata=_option(
+            FilePath(), default="", doc="folder that this server alone keeps blocks in; empty is no warm tier"
+        )
+    )
+    capacity: int = field(
+        metadata=_option(
+            Size(low=64 * MIB, high=MAX_CAPACITY_BYTES),
+            default="64GiB",
+            doc="most bytes of segments on disk, a hard limit; as many whole segments as fit in it, at least two",
+        )
+    )
+    segment: int = field(
+        metadata=_option(
+            Size(low=1 * MIB, high=1 * GIB, power_of_two=True),
+            default="256MiB",
+            doc="bytes of one file of blocks, written from its beginning to its end and given up as a whole",
+        )
+    )
+    index_cache: int = field(
+        metadata=_option(
+            Size(low=1 * MIB, high=64 * GIB),
+            default="64MiB",
+            doc="bytes of memory for what is looked up often in the index on disk",
+        )
+    )
+    queue: int = field(
+        metadata=_option(
+            _IN_FLIGHT,
+            default="auto",
+            doc="payload in memory that may wait to be written, and has its room until it is; auto is the smaller of "
+            "128MiB and a sixteenth of hot.capacity, and at least limits.max_part",
+        )
+    )
+    promote_queue: int = field(
+        metadata=_option(
+            _IN_FLIGHT,
+            default="auto",
+            doc="payload that may be on its way from disk to memory at once; auto is the smaller of 512MiB and a "
+            "quarter of hot.capacity, and at least limits.max_part",
+        )
+    )
+    read_threads: int = field(
+        metadata=_option(Count(low=1, high=64), default="4", doc="threads that read from disk and look up in the index")
+    )
+    clean_share: float = field(
+        metadata=_option(
+            Ratio(low=0.0, high=0.5),
+            default="0.25",
+            doc="share of hot.capacity, the coldest, that is written ahead of time, so that evicting it waits for no "
+            "disk",
+        )
+    )
+    write_budget: int | None = field(
+        metadata=_option(
+            WordOr("none", Size(low=64 * KIB, high=64 * GIB)),
+            default="none",
+            doc="bytes a second that may be written on average, for the wear of the flash; beyond it blocks leave "
+            "memory unwritten",
+        )
+    )
+    rewrite_share: float = field(
+        metadata=_option(
+            Ratio(low=0.0, high=0.5),
+            default="0.25",
+            doc="most of all bytes written that may be blocks in use, kept from a segment that is given up",
+        )
+    )
+    flush_timeout: float = field(
+        metadata=_option(
+            Duration(low="0s", high="10m"), default="10s", doc="how long SIGTERM may write blocks of memory to disk"
+        )
+    )
+    encryption_key: str = field(
+        metadata=_option(
+            KeyPlace(),
+            default="",
+            doc="where the keys are that payload on disk is sealed with; empty writes it as it is",
+        )
+    )
+    on_wrong_key: str = field(
+        metadata=_option(
+            OneOf(("refuse", "empty")),
+            default="refuse",
+            doc="what to do with segments sealed with a key that is not there: refuse to start, or take them as empty",
+        )
+    )
+    on_broken_index: str = field(
+        metadata=_option(
+            OneOf(("rebuild", "refuse")),
+            default="rebuild",
+            doc="what to do with an index that cannot be opened: make it anew from the segments, or refuse to start",
+        )
+    )
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where each option's value came from."""
@@ -371,4 +475,5 @@ class Config:
     tls: TlsConfig
     bulk: BulkConfig
     shm: ShmConfig
+    warm: WarmConfig
     sources: Sources = field(compare=False)

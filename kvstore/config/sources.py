@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kvstore.config.faults import Fault, nearest_name, shown
 from kvstore.config.kinds import Kind, toml_type
-from kvstore.config.options import ENV_CONFIG, ENV_PREFIX, POLICY_KEY, SECTIONS, Option, options, policy_options
+from kvstore.config.options import ENV_CONFIG, POLICY_KEY, SECTIONS, Option, options, policy_options
+from kvstore.config.place_kinds import ENV_PREFIX
 from kvstore.config.schema import Source
 
 if sys.version_info >= (3, 11):

@@ -50,14 +50,19 @@ class BlockCells:
 
     __slots__ = (
         "created",
+        "disk_segment",
+        "disk_sequence",
+        "disk_start",
         "doomed",
         "first_part",
         "holds",
         "namespace",
         "present",
         "reserved",
+        "reuses",
         "slot_units",
         "touched",
+        "writing",
     )
 
     def __init__(self, columns: BlockColumns) -> None:
@@ -67,7 +72,12 @@ class BlockCells:
         self.present = columns.present.data
         self.reserved = columns.reserved.data
         self.holds = columns.holds.data
+        self.reuses = columns.reuses.data
+        self.disk_segment = columns.disk_segment.data
+        self.disk_sequence = columns.disk_sequence.data
+        self.disk_start = columns.disk_start.data
         self.doomed = columns.doomed.data.cast("B").cast("?")
+        self.writing = columns.writing.data.cast("B").cast("?")
         self.created = columns.created.data.cast("B").cast("d")
         self.touched = columns.touched.data.cast("B").cast("d")
 
@@ -84,6 +94,12 @@ class BlockColumns:
         self.reserved: Ids = np.zeros(rows, np.int32)  # Parts in state RESERVED.
         self.holds: Ids = np.zeros(rows, np.int32)  # Leases that name it; > 0 = neither evicted nor moved.
         self.doomed: Flags = np.zeros(rows, np.bool_)  # Unlinked; freed when the last hold ends.
+        self.reuses: Ids = np.zeros(rows, np.int32)  # Requests that touched it after the one that made it.
+        self.writing: Flags = np.zeros(rows, np.bool_)  # Its slots are being written to disk; they stay until then.
+        # Where its copy on disk lies, written from just the parts that are present; sequence 0 = there is none.
+        self.disk_segment: Ids = np.zeros(rows, np.int32)
+        self.disk_sequence: Longs = np.zeros(rows, np.int64)
+        self.disk_start: Longs = np.zeros(rows, np.int64)
         self.created: Floats = np.zeros(rows, np.float64)
         self.touched: Floats = np.zeros(rows, np.float64)
         self.queue_place = Places(rows)  # Owned by the eviction policies.
@@ -109,9 +125,9 @@ class BlockColumns:
         """Clears a row and makes it free."""
         self.key[row] = None
         cell = self.cell
-        cell.present[row] = cell.reserved[row] = cell.holds[row] = 0
+        cell.present[row] = cell.reserved[row] = cell.holds[row] = cell.reuses[row] = cell.disk_sequence[row] = 0
         self.queue_place.cell[row] = self.ttl_place.cell[row] = 0
-        cell.doomed[row] = False
+        cell.doomed[row] = cell.writing[row] = False
         self._free.append(row)
 
 

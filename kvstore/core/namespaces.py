@@ -45,6 +45,7 @@ class Namespace:
         "has_one_slot_size",
         "hot_bytes",
         "index",
+        "is_being_purged",
         "kv_slot_bytes",
         "parts_per_block",
         "pool",
@@ -64,6 +65,7 @@ class Namespace:
         self.cohorts: dict[int, EvictionPolicy] = {}
         self.expiry = BlockQueue(ttl_place) if rules.ttl_s is not None else None
         self.hot_bytes = 0
+        self.is_being_purged = False  # What is still here of it must not get to disk meanwhile.
         self.sessions = 0
         self.counters = Counters()
 

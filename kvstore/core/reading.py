@@ -7,9 +7,9 @@ changed, and ends it when the wait is over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import NO_HINT, TouchHint
@@ -18,9 +18,13 @@ from kvstore.core.leases import LeaseTable, ReadLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.core.sessions import Session
-from kvstore.core.sight import BEYOND, BUSY, HOT, IN_FLIGHT, MISSING, Ask, Grant, Room, hot_prefix, look
+from kvstore.core.sight import BEYOND, BUSY, HOT, IN_FLIGHT, MISSING, WARM, Ask, Grant, Room, hot_prefix, look
 from kvstore_wire.errors import UnknownSession
 from kvstore_wire.states import Coverage
+
+# Tells of each key whether the warm tier has its block, whole. Asked for what memory does not have.
+Elsewhere: TypeAlias = "Callable[[Namespace, Sequence[bytes]], Sequence[bool]]"
+_ASKED_AT_ONCE = 256  # Keys: a prefix mostly ends soon.
 
 
 class AcquireRequest(NamedTuple):
@@ -31,6 +35,9 @@ class AcquireRequest(NamedTuple):
     parts: tuple[int, ...] = ()
     coverage: Coverage = Coverage.PREFIX
     hint: TouchHint = NO_HINT
+
+
+_STORED = bytes((HOT, WARM))
 
 
 @dataclass(eq=False)
@@ -44,6 +51,11 @@ class Acquisition:
     next: int = 0
     waits_for: int | None = None
     leased_bytes: int = 0
+
+    def ask(self, now: float) -> Ask:
+        """Returns what is looked for."""
+        parts = self.request.parts or self.namespace.all_parts
+        return Ask(self.namespace, self.request.keys, parts, self.request.coverage, now)
 
 
 class Step(NamedTuple):
@@ -79,27 +91,88 @@ class ReadLimits:
 
 @dataclass
 class Reader:
-    """The reading half of a shard."""
+    """The reading half of a shard. `elsewhere` is None without a warm tier."""
 
     records: Records
     leases: LeaseTable
     limits: ReadLimits
     waiting: dict[int, list[Acquisition]] = field(default_factory=dict)
+    elsewhere: Elsewhere | None = None
 
     def match(
         self, namespace: Namespace, keys: Sequence[bytes], *, parts: tuple[int, ...], coverage: Coverage, now: float
     ) -> Matched:
         """Tells which blocks are stored with all the parts asked for. Changes nothing but counters."""
-        states = look(self.records, Ask(namespace, keys, parts or namespace.all_parts, coverage, now)).states
+        ask = Ask(namespace, keys, parts or namespace.all_parts, coverage, now)
+        states = look(self.records, ask).states
         prefix = hot_prefix(states)
-        hits = prefix if coverage is Coverage.PREFIX else states.count(HOT)
+        if self.elsewhere is not None and prefix < len(states):
+            self._mark_stored(self.elsewhere, ask, states, prefix)
+            prefix = len(states) - len(states.lstrip(_STORED))
+        hits = prefix if coverage is Coverage.PREFIX else states.count(HOT) + states.count(WARM)
         if coverage is Coverage.PREFIX:
             _mark_beyond(states, prefix + 1)
         counters = namespace.counters
+        counters.add("match_warm_blocks", states.count(WARM))
         counters.add("match_calls")
         counters.add("match_asked_blocks", len(keys))
         counters.add("match_hit_blocks", hits)
         return Matched(prefix, bytes(states))
+
+    def waits(self, ask: Ask) -> bool:
+        """Whether an Acquire that may wait would: for a block in flight, or for one on disk."""
+        states = look(self.records, ask).states
+        if ask.coverage is Coverage.PREFIX:
+            at = hot_prefix(states)
+            if at == len(states):
+                return False
+            if states[at] == IN_FLIGHT:
+                return True
+            return self.elsewhere is not None and bool(self.elsewhere(ask.namespace, ask.keys[at : at + 1])[0])
+        if IN_FLIGHT in states:
+            return True
+        missing = [key for key, state in zip(ask.keys, states, strict=True) if state == MISSING]
+        return bool(missing) and self.elsewhere is not None and any(self.elsewhere(ask.namespace, missing))
+
+    def wanted_from_disk(self, ask: Ask) -> list[int]:
+        """Returns the indexes of the keys whose blocks an Acquire would get from disk, if they were brought in time."""
+        states = look(self.records, ask).states
+        start = hot_prefix(states) if ask.coverage is Coverage.PREFIX else 0
+        if self.elsewhere is None or start == len(states):
+            return []
+        self._mark_stored(self.elsewhere, ask, states, start, or_in_flight=True)
+        return [at for at, state in enumerate(states) if state == WARM]
+
+    def _mark_stored(
+        self, elsewhere: Elsewhere, ask: Ask, states: bytearray, start: int, *, or_in_flight: bool = False
+    ) -> None:
+        """Fills in what is on disk from the first key on that is not HOT; PREFIX stops where neither tier has a block.
+
+        `or_in_flight`: what is being written counts as stored in memory.
+        """
+        is_prefix = ask.coverage is Coverage.PREFIX
+        known = (HOT, IN_FLIGHT) if or_in_flight else (HOT,)
+        for at in range(start, len(states), _ASKED_AT_ONCE):
+            keys = ask.keys[at : at + _ASKED_AT_ONCE]
+            there = elsewhere(ask.namespace, keys)
+            if is_prefix and at == start and not there[0] and states[at] not in known:
+                return
+            here = look(self.records, ask._replace(keys=keys, coverage=Coverage.EACH)).states
+            for i, state in enumerate(here, at):
+                states[i] = WARM if there[i - at] and state not in known else state
+                if is_prefix and states[i] not in known and states[i] != WARM:
+                    return
+
+    def _mark_warm(self, namespace: Namespace, keys: Sequence[bytes], states: bytearray, coverage: Coverage) -> None:
+        """Tells of blocks that are not in memory but on disk; of a prefix only the one that ends it."""
+        assert self.elsewhere is not None
+        end = states.find(MISSING)
+        if end >= 0 and coverage is Coverage.PREFIX:
+            states[end] = WARM if self.elsewhere(namespace, keys[end : end + 1])[0] else MISSING
+        elif end >= 0:
+            missing = [i for i, state in enumerate(states) if state == MISSING]
+            for i, is_there in zip(missing, self.elsewhere(namespace, [keys[i] for i in missing]), strict=True):
+                states[i] = WARM if is_there else MISSING
 
     def glance(self, namespace: Namespace, request: AcquireRequest, now: float) -> Glimpse:
         """As an Acquire that waits for nothing, its bytes taken and its lease released in one moment: leases nothing.
@@ -120,6 +193,8 @@ class Reader:
             records.touch(namespace, distinct_tail_first(grant.blocks), now=now, hint=request.hint)
         if request.coverage is Coverage.PREFIX:
             _mark_beyond(states, (hot_prefix(states) if grant.cut else end) + 1)
+        if self.elsewhere is not None and len(grant.blocks) < len(states):
+            self._mark_warm(namespace, request.keys, states, request.coverage)
         _count(namespace, states)
         return Glimpse(bytes(states), grant)
 
@@ -210,6 +285,8 @@ class Reader:
             del states[end:]
         elif request.coverage is Coverage.PREFIX:
             _mark_beyond(states, (hot_prefix(states) if grant.cut else end) + 1)
+        if self.elsewhere is not None and len(grant.blocks) < len(states):
+            self._mark_warm(acq.namespace, keys, states, request.coverage)
         acq.next = first + len(states)
         _count(acq.namespace, states)
         return Step(first, bytes(states), grant.parts, not waits)
@@ -284,5 +361,6 @@ def _count(namespace: Namespace, states: bytearray) -> None:
     counters.add("acquire_leased_blocks", leased)
     if leased < len(states):
         counters.add("acquire_missing_blocks", states.count(MISSING) + states.count(BEYOND))
+        counters.add("acquire_warm_blocks", states.count(WARM))
         counters.add("acquire_busy_blocks", states.count(BUSY))
         counters.add("acquire_late_blocks", states.count(IN_FLIGHT))

@@ -2,9 +2,11 @@
 
 Rules
 - Every byte of the arena is free, reserved (a slot waiting for its bytes), leased (a committed slot of a block with
-  holds, or of a removed block that a reader still holds) or evictable: the four sum to the arena's total.
+  holds, or of a removed block that a reader still holds or that is being written to disk) or evictable: the four sum
+  to the arena's total.
 - A block with holds keeps its slots. `unlink` takes a block out of the index at once; its slots come back with the
   last hold.
+- A block that is being written to disk may be evicted as any other; its slots come back when it was written.
 - A block without any present part exists only while a lease holds it.
 """
 
@@ -23,10 +25,16 @@ from kvstore.core.holds import add_holds, take_holds
 from kvstore.core.namespaces import Namespace
 
 SPARE_ROWS = 70_000  # Rows for one call's blocks before they have slots.
+REUSE_GAP_S = 0.1  # A touch sooner than this belongs to the request before: its writer's own, or who waited for it.
+_EVICTIONS = frozenset((Removal.CAPACITY, Removal.PAGE, Removal.QUOTA))
 
 
 class Records:
-    """The tables of one shard's hot tier. `on_change(block)` is called when a block's parts became visible or went."""
+    """The tables of one shard's hot tier.
+
+    `on_change(block)` is called when a block's parts became visible or went, `on_evict(block)` just before a block goes
+    to make room, `on_link(block)` when one was made.
+    """
 
     def __init__(self, arena: ArenaMap, policy: Callable[[BlockColumns], EvictionPolicy]) -> None:
         rows = arena.capacity_bytes // SLOT_UNIT_BYTES + SPARE_ROWS
@@ -34,9 +42,12 @@ class Records:
         self.blocks = BlockColumns(rows)
         self.parts = PartColumns(2 * rows)
         self.reserved_bytes = self.leased_bytes = self.evictable_bytes = 0
+        self.granted_bytes = 0  # All slots ever reserved: only grows.
         self.cohorts: dict[ClassKey, dict[int, EvictionPolicy]] = {}  # Class -> namespace index -> policy.
         self.namespaces: dict[int, Namespace] = {}
         self.on_change: Callable[[int], None] = lambda block: None
+        self.on_evict: Callable[[int], None] = lambda block: None
+        self.on_link: Callable[[int], None] | None = None
         self._policy = policy
 
     @property
@@ -77,6 +88,8 @@ class Records:
         self.blocks.cell.created[block] = self.blocks.cell.touched[block] = now
         if namespace.expiry is not None:
             namespace.expiry.append([block])
+        if self.on_link is not None:
+            self.on_link(block)
 
     def reserve_slots(self, namespace: Namespace, parts: Rows, *, offsets: Offsets, lengths: Sequence[int]) -> None:
         """Gives slots to absent parts of blocks of one slot size."""
@@ -91,6 +104,7 @@ class Records:
             np.add.at(self.blocks.reserved, self.parts.block[parts], 1)
         size = len(parts) * self.slot_bytes(self.parts.cell.block[int(parts[0])])
         self.reserved_bytes += size
+        self.granted_bytes += size
         namespace.hot_bytes += size
 
     def _mark_reserved_few(self, parts: list[int], offsets: Iterable[int], lengths: Iterable[int]) -> None:
@@ -120,6 +134,7 @@ class Records:
         owners = self.parts.block[parts]
         np.add.at(self.blocks.reserved, owners, -1)
         np.add.at(self.blocks.present, owners, 1)
+        self.blocks.disk_sequence[owners] = 0
         return dict.fromkeys(owners.tolist()), int(self.blocks.slot_units[owners].sum(dtype=np.int64))
 
     def _mark_present_few(self, parts: list[int], checksums: list[int]) -> tuple[Iterable[int], int]:
@@ -132,6 +147,7 @@ class Records:
             cell.state[part] = PRESENT
             blocks.reserved[block] -= 1
             blocks.present[block] += 1
+            blocks.disk_sequence[block] = 0
             units += blocks.slot_units[block]
             owners[block] = None
         return owners, units
@@ -158,6 +174,8 @@ class Records:
         key = self.blocks.key[block]
         assert key is not None
         assert not cell.doomed[block]
+        if cause in _EVICTIONS:
+            self.on_evict(block)
         del namespace.blocks[key]
         namespace.counters.add(cause.value)
         self._policy_of(block).remove(block)
@@ -165,11 +183,15 @@ class Records:
             namespace.expiry.remove(block)
         cell.doomed[block] = True
         self.on_change(block)
-        if cell.holds[block] == 0:
-            self.evictable_bytes -= cell.present[block] * self.slot_bytes(block)
-            self._free_block(block, namespace)
-            return True
-        return False
+        if cell.holds[block]:
+            return False
+        size = cell.present[block] * self.slot_bytes(block)
+        self.evictable_bytes -= size
+        if cell.writing[block]:
+            self.leased_bytes += size
+            return False
+        self._free_block(block, namespace)
+        return True
 
     def _free_block(self, block: int, namespace: Namespace) -> None:
         """Gives back the slots and rows of an unlinked block that nothing holds (its bytes are off the account)."""
@@ -195,7 +217,10 @@ class Records:
         self.leased_bytes -= (idle.kept_units + idle.gone_units) * SLOT_UNIT_BYTES
         self.evictable_bytes += idle.kept_units * SLOT_UNIT_BYTES
         for block in idle.gone:
-            self._free_block(block, self.namespaces[self.blocks.cell.namespace[block]])
+            if self.blocks.cell.writing[block]:
+                self.leased_bytes += self.blocks.cell.present[block] * self.slot_bytes(block)
+            else:
+                self._free_block(block, self.namespaces[self.blocks.cell.namespace[block]])
         for block in idle.empty:
             self.unlink(block, Removal.INCOMPLETE)
         if idle.is_parked:
@@ -208,17 +233,45 @@ class Records:
             if place[block] < 0 and not holds[block]:
                 self._policy_of(block).unpark(np.array([block], np.int32), now)
 
+    # -- writing to disk -----------------------------------------------------------------------------------------
+
+    def begin_writing(self, block: int) -> None:
+        """Keeps the slots of a stored block as they are until `end_writing`, whatever becomes of the block."""
+        assert not self.blocks.cell.writing[block]
+        self.blocks.cell.writing[block] = True
+
+    def end_writing(self, block: int) -> bool:
+        """Ends it; true if the block is still in the index."""
+        cell = self.blocks.cell
+        cell.writing[block] = False
+        if not cell.doomed[block]:
+            return True
+        if not cell.holds[block]:
+            self.leased_bytes -= cell.present[block] * self.slot_bytes(block)
+            self._free_block(block, self.namespaces[cell.namespace[block]])
+        return False
+
     # -- order ---------------------------------------------------------------------------------------------------
 
     def touch(self, namespace: Namespace, blocks: Rows, *, now: float, hint: TouchHint) -> None:
         """Tells the policy of one request's blocks, distinct, given tail first."""
         if not len(blocks):
             return
+        self._count_reuses(blocks, now)
         if namespace.has_one_slot_size:
             self.cohort(namespace, namespace.kv_slot_bytes).touch(blocks, now, hint)
             return
         for unit, some in self._by_slot_units(blocks):
             self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(some, now, hint)
+
+    def _count_reuses(self, blocks: Rows, now: float) -> None:
+        if isinstance(blocks, list):
+            touched, reuses, since = self.blocks.cell.touched, self.blocks.cell.reuses, now - REUSE_GAP_S
+            for block in blocks:
+                if touched[block] < since:
+                    reuses[block] += 1
+        else:
+            self.blocks.reuses[blocks] += self.blocks.touched[blocks] < now - REUSE_GAP_S
 
     def _by_slot_units(self, blocks: Rows) -> list[tuple[int, Rows]]:
         """Splits blocks by their slot size, the smallest first."""
@@ -260,7 +313,8 @@ class Records:
         """
         blocks, rows = self.blocks, len(self.blocks.key)
         slot = blocks.slot_units[:rows].astype(np.int64) * SLOT_UNIT_BYTES
-        present, held = blocks.present[:rows] * slot, blocks.holds[:rows] > 0
+        present = blocks.present[:rows] * slot
+        held = (blocks.holds[:rows] > 0) | (blocks.writing[:rows] & blocks.doomed[:rows])
         counted = {
             "reserved": int((blocks.reserved[:rows] * slot).sum()),
             "leased": int(present[held].sum()),
@@ -293,7 +347,8 @@ class Records:
             present, waiting = int((state == PRESENT).sum()), int((state == RESERVED).sum())
             assert present == self.blocks.present[block], f"block {block}: present"
             assert waiting == self.blocks.reserved[block], f"block {block}: reserved"
-            held = self.blocks.holds[block] > 0
+            is_kept = bool(self.blocks.writing[block] and self.blocks.doomed[block])
+            held = self.blocks.holds[block] > 0 or is_kept
             assert held or present > 0, f"block {block}: empty"
             assert self.blocks.holds[block] >= 0, f"block {block}: holds"
             assert held or not waiting, f"block {block}: reserved without a hold"

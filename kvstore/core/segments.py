@@ -5,6 +5,8 @@
 Rules
 - One segment is open at a time. A segment's life has a sequence number that no other life ever had.
 - No more segments exist than the capacity allows; one is given up before another is made.
+- One thread changes the book and its segments. Others may look at them without a lock: a row's last cell to be written
+  is `alive`, and columns are replaced all at once.
 - A block is *live* while it was touched more recently than blocks of `live_share` of all bytes stored: what an LRU of
   that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live
   blocks that were used since they came to disk are written again, the most recently touched first, as long as that
@@ -23,8 +25,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
-from kvstore.core.columns import Flags, Floats, Longs
+from kvstore.core.arena import SLOT_UNIT_BYTES as UNIT_BYTES
+from kvstore.core.columns import Flags, Floats, Ids, Longs, Words
 
 _FIRST_ROWS = 64
 _MOST_SAMPLES = 1 << 16  # Of all blocks, for the time that parts the live from the others: right to half a percent.
@@ -37,65 +41,182 @@ class SegmentState(IntEnum):
     BAD = 3
 
 
+class RowCells:
+    """The columns of a segment's blocks, row by row."""
+
+    __slots__ = ("alive", "expires", "fingerprint", "size", "start", "touched", "used")
+
+    def __init__(self, rows: Rows) -> None:
+        self.start = rows.start.data
+        self.size = rows.size.data
+        self.fingerprint = rows.fingerprint.data
+        self.used = rows.used.data.cast("B").cast("?")
+        self.alive = rows.alive.data.cast("B").cast("?")
+        self.touched = rows.touched.data.cast("B").cast("d")
+        self.expires = rows.expires.data.cast("B").cast("d")
+
+
+class Rows:
+    """The columns of a segment's blocks: one row a block, the first `count` in use. Never made longer: a segment takes
+    others, so that who reads without a lock has all columns of one length."""
+
+    __slots__ = ("alive", "cell", "count", "expires", "fingerprint", "size", "start", "touched", "used")
+
+    def __init__(self, length: int) -> None:
+        self.count, length = 0, max(1, length)  # What is empty has no cells.
+        self.start: Ids = np.zeros(length, np.int32)  # Where a block begins, in UNIT_BYTES.
+        self.size: Ids = np.zeros(length, np.int32)  # Likewise.
+        self.fingerprint: Words = np.zeros(length, np.uint64)
+        self.touched: Floats = np.zeros(length, np.float64)
+        self.expires: Floats = np.zeros(length, np.float64)  # 0 = never.
+        self.used: Flags = np.zeros(length, np.bool_)  # Touched since it came to disk.
+        self.alive: Flags = np.zeros(length, np.bool_)  # In the index, with this place.
+        self.cell = RowCells(self)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @staticmethod
+    def of(
+        *,
+        starts: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        touched: Floats,
+        expires: Floats,
+        fingerprints: Words,
+    ) -> Rows:
+        """Makes rows of blocks in the order of their places, `starts` and `sizes` in bytes."""
+        made, n = Rows(len(starts)), len(starts)
+        made.start[:n], made.size[:n] = starts // UNIT_BYTES, -(-sizes // UNIT_BYTES)
+        made.touched[:n], made.expires[:n], made.fingerprint[:n] = touched, expires, fingerprints
+        made.alive[:n] = True
+        made.count = n
+        return made
+
+    def copied(self, length: int) -> Rows:
+        """Returns the rows in use in columns of another length."""
+        made, n = Rows(length), self.count
+        for name in ("start", "size", "fingerprint", "touched", "expires", "used", "alive"):
+            getattr(made, name)[:n] = getattr(self, name)[:n]
+        made.count = n
+        return made
+
+    def row_at(self, start: int) -> int | None:
+        """Returns the row of the block that begins at a place, in bytes; None if there is none any more."""
+        cell, count = self.cell, self.count
+        row = bisect_left(cell.start, start // UNIT_BYTES, 0, count)
+        is_there = row < count and cell.start[row] * UNIT_BYTES == start and cell.alive[row]
+        return row if is_there else None
+
+
+class Stored:
+    """What all segments of a book hold together."""
+
+    __slots__ = ("block_count", "size_bytes")
+
+    def __init__(self) -> None:
+        self.block_count = self.size_bytes = 0
+
+
 class Segment:
-    """One segment, and what it holds: a row for each block, in the order of their places."""
+    """One segment, and what it holds: a row for each block, in the order of their places; none is of no bytes.
 
-    __slots__ = ("_rows", "alive", "number", "sequence", "size_bytes", "start", "state", "touched", "used")
+    `block_count` and `alive_bytes` are those of the blocks that are there. `oldest`: the lowest sequence number that
+    its file may still bear, 0 for none.
+    """
 
-    def __init__(self, number: int) -> None:
-        self.number, self.state, self.sequence = number, SegmentState.FREE, 0
-        self.empty()
+    __slots__ = ("_stored", "alive_bytes", "block_count", "number", "oldest", "rows", "sequence", "state")
 
-    def empty(self) -> None:
-        """Forgets all blocks."""
-        self._rows = 0
-        self.start: Longs = np.zeros(_FIRST_ROWS, np.int64)  # Where a block begins, in bytes.
-        self.size_bytes: Longs = np.zeros(_FIRST_ROWS, np.int64)
-        self.touched: Floats = np.zeros(_FIRST_ROWS, np.float64)
-        self.used: Flags = np.zeros(_FIRST_ROWS, np.bool_)  # Touched since it came to disk.
-        self.alive: Flags = np.zeros(_FIRST_ROWS, np.bool_)  # In the index, with this place.
+    def __init__(self, number: int, stored: Stored | None = None) -> None:
+        self.number, self.state = number, SegmentState.FREE
+        self.sequence = self.oldest = 0
+        self._stored = stored or Stored()
+        self.block_count = self.alive_bytes = 0
+        self.rows = Rows(0)
 
     def __len__(self) -> int:
         """Number of blocks that were placed, those that are gone included."""
-        return self._rows
+        return self.rows.count
 
-    def add(self, start: int, size_bytes: int, touched: float, *, used: bool = False) -> None:
-        """Adds a block behind all others; `used`: it comes from another segment, where it was."""
-        row = self._rows
-        if row == len(self.start):
-            self.start, self.size_bytes = np.resize(self.start, 2 * row), np.resize(self.size_bytes, 2 * row)
-            self.touched, self.alive = np.resize(self.touched, 2 * row), np.resize(self.alive, 2 * row)
-            self.used = np.resize(self.used, 2 * row)
-        self.start[row], self.size_bytes[row], self.touched[row] = start, size_bytes, touched
-        self.used[row], self.alive[row] = used, True
-        self._rows += 1
+    def empty(self) -> None:
+        """Forgets all blocks."""
+        self.rows = Rows(0)
+        self._count(-self.block_count, -self.alive_bytes)
+
+    def add(
+        self,
+        start: int,
+        size_bytes: int,
+        touched: float,
+        *,
+        used: bool = False,
+        fingerprint: int = 0,
+        expires: float = 0.0,
+    ) -> int:
+        """Adds a block behind all others; returns its row. `used`: it comes from another segment, where it was."""
+        rows = self.rows
+        row = rows.count
+        if row == len(rows):
+            rows = self.rows = rows.copied(max(_FIRST_ROWS, 2 * row))
+        cell = rows.cell
+        cell.start[row], cell.size[row] = start // UNIT_BYTES, -(-size_bytes // UNIT_BYTES)
+        cell.touched[row], cell.expires[row], cell.used[row] = touched, expires, used
+        cell.fingerprint[row] = fingerprint
+        cell.alive[row] = True
+        rows.count = row + 1
+        self._count(1, cell.size[row] * UNIT_BYTES)
+        return row
+
+    def fill(self, rows: Rows) -> None:
+        """Takes these rows, all of them alive and in the order of their places, for what it holds."""
+        self.empty()
+        self.rows = rows
+        self._count(rows.count, int(rows.size[: rows.count].sum(dtype=np.int64)) * UNIT_BYTES)
+
+    def drop(self, row: int) -> bool:
+        """Notes that a block is there no more; false if it was not."""
+        cell = self.rows.cell
+        if not cell.alive[row]:
+            return False
+        cell.alive[row] = False
+        self._count(-1, -cell.size[row] * UNIT_BYTES)
+        return True
+
+    def trim(self) -> None:
+        """Gives back the rows that it will not need: nothing is added any more."""
+        if len(self.rows) > self.rows.count:
+            self.rows = self.rows.copied(self.rows.count)
 
     def row_at(self, start: int) -> int | None:
         """Returns the row of the block that begins at a place, None if there is none any more."""
-        row = bisect_left(self.start, start, 0, self._rows)
-        return row if row < self._rows and self.start[row] == start and self.alive[row] else None
+        return self.rows.row_at(start)
 
-    @property
-    def block_count(self) -> int:
-        return int(np.count_nonzero(self.alive[: self._rows]))
-
-    @property
-    def alive_bytes(self) -> int:
-        return int(self.size_bytes[: self._rows][self.alive[: self._rows]].sum())
+    def start_of(self, row: int) -> int:
+        """Returns where a block begins, in bytes."""
+        return int(self.rows.cell.start[row]) * UNIT_BYTES
 
     def live_bytes(self, since: float) -> int:
         """Bytes of blocks that are there and were touched at `since` or later."""
-        return int(self.size_bytes[: self._rows][self._live(since)].sum())
+        rows = self.rows
+        return int(rows.size[: rows.count][self._live(since)].sum(dtype=np.int64)) * UNIT_BYTES
 
     def worth_rewriting(self, since: float) -> list[int]:
         """Rows of those blocks that were used, the most recently touched first."""
-        rows = np.flatnonzero(self._live(since) & self.used[: self._rows])
-        order: list[int] = rows[np.argsort(-self.touched[rows], kind="stable")].tolist()
+        rows = self.rows
+        found = np.flatnonzero(self._live(since) & rows.used[: rows.count])
+        order: list[int] = found[np.argsort(-rows.touched[found], kind="stable")].tolist()
         return order
 
     def _live(self, since: float) -> Flags:
-        live: Flags = self.alive[: self._rows] & (self.touched[: self._rows] >= since)
+        rows = self.rows
+        live: Flags = rows.alive[: rows.count] & (rows.touched[: rows.count] >= since)
         return live
+
+    def _count(self, blocks: int, size_bytes: int) -> None:
+        self.block_count += blocks
+        self.alive_bytes += size_bytes
+        self._stored.block_count += blocks
+        self._stored.size_bytes += size_bytes
 
 
 @dataclass(frozen=True)
@@ -108,13 +229,21 @@ class SegmentRules:
 
 
 class SegmentBook:
-    """The segments of one folder."""
+    """The segments of one folder. One thread changes it; others may ask for segments and rows meanwhile.
+
+    `lives`: by a segment's number the sequence number of the life it is in, 0 where it holds nothing.
+    """
 
     def __init__(self, rules: SegmentRules, capacity_bytes: int) -> None:
         self.rules = rules
         self.capacity_count = 0
         self.resize(capacity_bytes)
+        self.stored = Stored()
         self._segments: dict[int, Segment] = {}
+        self._free: dict[int, Segment] = {}  # Of these, those that can be begun; the first to be is the first.
+        self._counts = dict.fromkeys(SegmentState, 0)
+        self.lives: Longs = np.zeros(_FIRST_ROWS, np.int64)
+        self._vacant = 0  # No number below it is free to be given to a new segment.
         self._next_sequence = 1
         self.written_bytes = self.rewritten_bytes = 0
 
@@ -123,6 +252,11 @@ class SegmentBook:
 
     def __getitem__(self, number: int) -> Segment:
         return self._segments[number]
+
+    @property
+    def by_number(self) -> dict[int, Segment]:
+        """The segments; to be read only."""
+        return self._segments
 
     def get(self, number: int, sequence: int) -> Segment | None:
         """Returns a segment if it still has that life, and holds something."""
@@ -137,15 +271,21 @@ class SegmentBook:
         found = [s for s in self._segments.values() if s.state is SegmentState.SEALED]
         return sorted(found, key=lambda s: s.sequence)
 
+    @property
+    def held(self) -> list[Segment]:
+        """The segments that may hold something, the oldest first."""
+        found = [s for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]
+        return sorted(found, key=lambda s: s.sequence)
+
     def count(self, state: SegmentState) -> int:
-        return sum(segment.state is state for segment in self._segments.values())
+        return self._counts[state]
 
     @property
     def has_room(self) -> bool:
         """Whether another segment can be begun without giving one up."""
         if self.excess_count:
             return False
-        return len(self._segments) < self.capacity_count or self.count(SegmentState.FREE) > 0
+        return len(self._segments) < self.capacity_count or bool(self._free)
 
     @property
     def last_sequence(self) -> int:
@@ -154,28 +294,33 @@ class SegmentBook:
 
     @property
     def oldest_sequence(self) -> int:
-        """The lowest sequence number that a block can still lie under."""
-        lives = [s.sequence for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]
-        return min(lives, default=self._next_sequence)
+        """The lowest sequence number that a block can still lie under, on disk too: a free segment's last life is there
+        until it is begun anew, and nobody knows what a bad one holds."""
+        if self._counts[SegmentState.BAD]:
+            return 0
+        return min((s.oldest for s in self._segments.values() if s.oldest), default=self._next_sequence)
 
     # -- what there is -------------------------------------------------------------------------------------------
 
     def load(self, number: int, sequence: int) -> Segment:
         """Adds a sealed segment that was found at start; its blocks are the caller's to add."""
-        made = self._segments[number] = Segment(number)
-        made.state, made.sequence = SegmentState.SEALED, sequence
-        self._next_sequence = max(self._next_sequence, sequence + 1)
+        made = self._make(number, SegmentState.SEALED)
+        made.sequence = made.oldest = self.lives[number] = sequence
+        self.pass_sequence(sequence)
         return made
 
     def load_free(self, number: int, sequence: int = 0) -> None:
-        """Adds a segment that was found at start and holds nothing; its last sequence number is never given again."""
-        self._segments[number] = Segment(number)
-        self._next_sequence = max(self._next_sequence, sequence + 1)
+        """Adds a segment that was found at start and counts as empty; `sequence`: of what its file still holds."""
+        self._make(number, SegmentState.FREE).oldest = sequence
+        self.pass_sequence(sequence)
 
     def load_bad(self, number: int) -> None:
         """Adds a segment that must be left alone."""
-        made = self._segments[number] = Segment(number)
-        made.state = SegmentState.BAD
+        self._make(number, SegmentState.BAD)
+
+    def pass_sequence(self, sequence: int) -> None:
+        """Never gives this sequence number, nor a lower one."""
+        self._next_sequence = max(self._next_sequence, sequence + 1)
 
     def resize(self, capacity_bytes: int) -> None:
         """Changes how many segments there may be; at least two, one to write while another is read."""
@@ -186,19 +331,24 @@ class SegmentBook:
         """How many segments there are beyond the capacity."""
         return max(0, len(self._segments) - self.capacity_count)
 
+    def has(self, number: int, sequence: int, start: int) -> bool:
+        """Whether a block lies there still."""
+        segment = self.get(number, sequence)
+        return segment is not None and segment.row_at(start) is not None
+
     def touch(self, number: int, sequence: int, start: int, now: float) -> None:
         """Notes that a block was used; one that has gone is ignored."""
         segment = self.get(number, sequence)
         row = None if segment is None else segment.row_at(start)
         if segment is not None and row is not None:
-            segment.touched[row], segment.used[row] = now, True
+            cell = segment.rows.cell
+            cell.touched[row], cell.used[row] = max(now, cell.touched[row]), True
 
-    def drop(self, number: int, sequence: int, start: int) -> None:
-        """Notes that the index has a block no more; one that has gone is ignored."""
+    def drop(self, number: int, sequence: int, start: int) -> bool:
+        """Notes that the index has a block no more; false, and ignored, if it has gone."""
         segment = self.get(number, sequence)
         row = None if segment is None else segment.row_at(start)
-        if segment is not None and row is not None:
-            segment.alive[row] = False
+        return segment is not None and row is not None and segment.drop(row)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -209,25 +359,30 @@ class SegmentBook:
         """
         if self.excess_count:
             return None
-        free = next((s for s in self._segments.values() if s.state is SegmentState.FREE), None)
-        if free is None:
+        chosen = next(iter(self._free.values()), None)
+        if chosen is None:
             if len(self._segments) >= self.capacity_count:
                 return None
-            number = next(n for n in range(len(self._segments) + 1) if n not in self._segments)
-            free = self._segments[number] = Segment(number)
-        free.state, free.sequence = SegmentState.OPEN, self._next_sequence
+            while self._vacant in self._segments:
+                self._vacant += 1
+            chosen = self._make(self._vacant, SegmentState.FREE)
+        chosen.sequence = self._next_sequence
+        chosen.oldest = chosen.oldest or chosen.sequence
+        self._turn(chosen, SegmentState.OPEN)
         self._next_sequence += 1
-        return free
+        return chosen
 
     def seal(self, segment: Segment) -> None:
         """Takes an open segment as sealed: all of it is durable."""
         assert segment.state is SegmentState.OPEN
-        segment.state = SegmentState.SEALED
+        segment.trim()
+        segment.oldest = segment.sequence
+        self._turn(segment, SegmentState.SEALED)
 
     def fail(self, segment: Segment) -> None:
         """Leaves a segment alone from now on: the disk failed under it."""
+        self._turn(segment, SegmentState.BAD)
         segment.empty()
-        segment.state = SegmentState.BAD
 
     def wrote(self, size_bytes: int, *, again: bool = False) -> None:
         """Counts what was written; `again`: it had been written before."""
@@ -243,16 +398,17 @@ class SegmentBook:
 
     def live_since(self) -> float:
         """Returns the time whose later touches make a block live."""
-        segments = [s for s in self._segments.values() if s.state in (SegmentState.OPEN, SegmentState.SEALED)]
-        step = max(1, sum(map(len, segments)) // _MOST_SAMPLES)
-        picked = [slice(0, len(s), step) for s in segments]
-        alive = np.concatenate([s.alive[p] for s, p in zip(segments, picked, strict=True)] or [np.zeros(0, np.bool_)])
+        held = [s.rows for s in self.held]
+        step = max(1, sum(rows.count for rows in held) // _MOST_SAMPLES)
+        picked = [(rows, slice(0, rows.count, step)) for rows in held]
+        none: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        alive = np.concatenate([rows.alive[p] for rows, p in picked] or [none])
         if not alive.any():
             return float("-inf")
-        touched = np.concatenate([s.touched[p] for s, p in zip(segments, picked, strict=True)])[alive]
-        sizes = np.concatenate([s.size_bytes[p] for s, p in zip(segments, picked, strict=True)])[alive]
+        touched = np.concatenate([rows.touched[p] for rows, p in picked])[alive]
+        sizes = np.concatenate([rows.size[p] for rows, p in picked])[alive]
         order = np.argsort(-touched, kind="stable")
-        kept = np.cumsum(sizes[order])
+        kept = np.cumsum(sizes[order], dtype=np.int64)
         last = int(np.searchsorted(kept, self.rules.live_share * kept[-1], side="left"))
         return float(touched[order[min(last, len(order) - 1)]])
 
@@ -263,8 +419,31 @@ class SegmentBook:
     def give_up(self, segment: Segment) -> bool:
         """Takes a segment as holding nothing any more; true if it has gone, since there were too many."""
         gone = self.excess_count > 0
+        self._turn(segment, SegmentState.FREE)
         segment.empty()
-        segment.state = SegmentState.FREE
         if gone:
-            del self._segments[segment.number]
+            self._counts[SegmentState.FREE] -= 1
+            del self._segments[segment.number], self._free[segment.number]
+            self._vacant = min(self._vacant, segment.number)
         return gone
+
+    def _make(self, number: int, state: SegmentState) -> Segment:
+        made = self._segments[number] = Segment(number, self.stored)
+        made.state = state
+        self._counts[state] += 1
+        if state is SegmentState.FREE:
+            self._free[number] = made
+        if number >= len(self.lives):
+            lives: Longs = np.zeros(max(number + 1, 2 * len(self.lives)), np.int64)
+            lives[: len(self.lives)] = self.lives
+            self.lives = lives
+        return made
+
+    def _turn(self, segment: Segment, state: SegmentState) -> None:
+        self._counts[segment.state] -= 1
+        self._counts[state] += 1
+        self._free.pop(segment.number, None)
+        segment.state = state
+        if state is SegmentState.FREE:
+            self._free[segment.number] = segment
+        self.lives[segment.number] = segment.sequence if state in (SegmentState.OPEN, SegmentState.SEALED) else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.core.namespaces import Namespace
@@ -60,6 +60,7 @@ class SessionTable:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._sessions: dict[bytes, Session] = {}
+        self._internal: list[Session] = []
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -79,6 +80,20 @@ class SessionTable:
         if found is None:
             raise UnknownSession("the session ended or belongs to an earlier life of the shard", field="session")
         return found
+
+    def keep_internal(self, session: Session) -> None:
+        """Adds a session of the shard itself: nobody can name it, and it is not counted."""
+        self._internal.append(session)
+
+    def holders(self) -> list[Session]:
+        """Every session that may hold leases, the shard's own included."""
+        return [*self._sessions.values(), *self._internal]
+
+    def forget_leases(self, session_id: bytes, ended: Sequence[int]) -> None:
+        """Takes ended leases out of their session."""
+        found = self._sessions.get(session_id) or next((s for s in self._internal if s.id == session_id), None)
+        if found is not None:
+            found.leases.difference_update(ended)
 
     def close(self, session: Session) -> None:
         """Takes a session out; its leases are the caller's to end."""

@@ -22,9 +22,12 @@ from kvstore.core.records import Records
 from kvstore_wire.states import BlockState, Coverage
 
 # As plain ints: reading a member of an enum costs as much as reading a column.
-MISSING, HOT, IN_FLIGHT, BUSY, BEYOND = (
+MISSING, HOT, WARM, IN_FLIGHT, BUSY, BEYOND = (
     int(state)
-    for state in (BlockState.MISSING, BlockState.HOT, BlockState.IN_FLIGHT, BlockState.BUSY, BlockState.BEYOND)
+    for state in (
+        *(BlockState.MISSING, BlockState.HOT, BlockState.WARM),
+        *(BlockState.IN_FLIGHT, BlockState.BUSY, BlockState.BEYOND),
+    )
 )
 _HOT = bytes([HOT])
 # By the least state of the parts asked for: all are there, or what is not is being written.

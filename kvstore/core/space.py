@@ -239,7 +239,7 @@ class Space:
         """How much a page's blocks must not go: bytes that namespaces would lose of their quota, then held parts."""
         blocks = self._records.blocks
         owners = self._records.parts.block[page.owners()]
-        held = int(np.count_nonzero(blocks.holds[owners]))
+        held = int(np.count_nonzero((blocks.holds[owners] > 0) | blocks.writing[owners]))
         indexes, counts = np.unique(blocks.namespace[owners], return_counts=True)
         shielded = 0
         for index, count in zip(indexes.tolist(), counts.tolist(), strict=True):

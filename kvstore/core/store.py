@@ -245,8 +245,17 @@ class Store:
 
         Others may call in between: what they write meanwhile stays. The sessions hear of it at the end.
         """
-        total = deferred = freed = 0
         emptied = [namespace for namespace in self.namespaces if chosen(namespace)]
+        for namespace in emptied:
+            namespace.is_being_purged = True
+        try:
+            yield from self._purged(emptied, created_before)
+        finally:
+            for namespace in emptied:
+                namespace.is_being_purged = False
+
+    def _purged(self, emptied: Sequence[Namespace], created_before: float) -> Iterator[Purged]:
+        total = deferred = freed = 0
         for namespace in emptied:
             rows = np.fromiter(namespace.blocks.values(), np.int32, len(namespace.blocks))
             rows = rows[self.records.blocks.created[rows] < created_before]
@@ -285,7 +294,7 @@ class Store:
             ended.setdefault(lease.session, []).append(lease.id)
             self._end(lease, now)
         for session_id, ids in ended.items():
-            self.sessions.get(session_id).leases.difference_update(ids)
+            self.sessions.forget_leases(session_id, ids)
             self._effects.append(LeasesEnded(session_id, tuple(ids)))
         for session in self.sessions.unopened(now):
             self.end_session(session, now)
@@ -346,7 +355,7 @@ class Store:
                 assert (self.records.parts.state[lease.owed] == RESERVED).all(), "an owed slot was given back"
         assert all(lease.ended and lease.pins for lease in lingering), "a lease lingers without a reason"
         assert (holds == self.records.blocks.holds).all(), "holds and leases disagree"
-        known = {i for s in self.sessions for i in s.leases}
+        known = {i for s in self.sessions.holders() for i in s.leases}
         assert known >= {lease.id for lease in self.leases.all()}, "a lease without its session"
 
     def part_views(self, parts: Rows) -> tuple[list[int], list[int], list[int]]:

@@ -174,6 +174,13 @@ class Writer:
             self.end(lease, now)
         return bytes(states)
 
+    def drop(self, lease: WriteLease, indexes: list[int], now: float) -> None:
+        """Gives up open parts of a live lease that will never land; the last open part ends it."""
+        lease.namespace.counters.add("abandoned_parts", len(indexes))
+        self._drop(lease, indexes)
+        if 1 not in lease.open:
+            self.end(lease, now)
+
     def end(self, lease: WriteLease, now: float) -> None:
         """Ends a write lease and drops what it had not committed. What it held comes back now or with its last pin."""
         self.leases.end(lease)

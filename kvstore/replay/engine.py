@@ -17,6 +17,7 @@ from kvstore.replay.report import Report, gauge, percentiles
 from kvstore.replay.sampler import Sampler, sampling
 from kvstore.replay.sizing import ShardSize, server_flags, slot_bytes
 from kvstore.replay.tally import Tally
+from kvstore.replay.warm import WarmOrder, warm_flags
 from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
 from kvstore.workload.trace import Trace
 from kvstore_client import Client, ClientOptions, TlsOptions
@@ -38,13 +39,14 @@ class ExistingServer:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replay is told. `shard`: the size of the shard to start, or where one runs."""
+    """What a replay is told. `shard`: the size of the shard to start, or where one runs; `warm`: of one to start."""
 
     shard: ShardSize | ExistingServer
     part_bytes: int
     crew: CrewSize
     pace: Pace
     wait_ms: int
+    warm: WarmOrder | None = None
 
 
 Watch = Callable[[Tally, float], None]
@@ -53,18 +55,19 @@ Watch = Callable[[Tally, float], None]
 def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
     """Replays a trace and returns what came of it; `watch` is told the tally and the seconds so far, often.
 
-    Raises ReplayError, and KvStoreError where an existing shard refuses what is asked.
+    Raises ReplayError, KvStoreError where an existing shard refuses what is asked, and OSError where no folder can be
+    made for the warm tier.
     """
     plan = plan_of(trace, part_bytes=settings.part_bytes, salt=os.urandom(SALT_BYTES))
     with ExitStack() as stack:
-        shard = stack.enter_context(_shard(settings.shard, plan))
+        shard = stack.enter_context(_shard(settings, plan))
         crew = stack.enter_context(
             crew_at_work(settings.crew, plan, target=shard.target, wait_ms=settings.wait_ms, tls=shard.tls)
         )
         ceiling = infinite_hit_rate(trace)  # While the workers start.
         sampler = stack.enter_context(sampling(shard.admin_target, shard.tls))
-        capacity = _capacity(settings, sampler)
-        expected = _expected(trace, capacity)
+        capacity, warm_blocks = _capacity(settings, sampler), _warm_blocks(settings, sampler)
+        expected = _expected(trace, capacity, warm_blocks)
         crew.wait_ready()
         start_s = time.monotonic()
 
@@ -83,6 +86,8 @@ def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
         distinct_blocks=trace.distinct_blocks(),
         capacity_bytes=None if capacity is None else capacity.capacity_bytes,
         capacity_blocks=None if capacity is None else capacity.capacity_blocks,
+        warm_blocks=warm_blocks,
+        warm_place=None if settings.warm is None else settings.warm.place,
         expected=expected,
         ceiling=ceiling,
         samples=sampler.samples,
@@ -122,12 +127,13 @@ class _Shard:
 
 
 @contextmanager
-def _shard(chosen: ShardSize | ExistingServer, plan: Plan) -> Iterator[_Shard]:
+def _shard(settings: Settings, plan: Plan) -> Iterator[_Shard]:
+    chosen = settings.shard
     if isinstance(chosen, ExistingServer):
         say_hello(chosen.target, plan, chosen.tls)
         yield _Shard(chosen, None, plan)
         return
-    with own_server(server_flags(chosen, plan)) as own:
+    with warm_flags(settings.warm) as warm, own_server([*server_flags(chosen, plan), *warm]) as own:
         yield _Shard(ExistingServer(own.target, own.admin_target), own, plan)
 
 
@@ -151,5 +157,17 @@ def _capacity(settings: Settings, sampler: Sampler) -> ShardSize | None:
     return ShardSize(slot, capacity_bytes // slot)
 
 
-def _expected(trace: Trace, capacity: ShardSize | None) -> HitRates | None:
-    return None if capacity is None or not capacity.capacity_blocks else tail_first_lru(trace, capacity.capacity_blocks)
+def _warm_blocks(settings: Settings, sampler: Sampler) -> int:
+    """Returns how many blocks the warm tier holds; 0 where there is none, or none is known of."""
+    if settings.warm is not None:
+        return settings.warm.size.capacity_blocks
+    if not gauge(sampler.samples, "warm_state"):
+        return 0
+    return (gauge(sampler.samples, "warm_capacity_bytes") or 0) // slot_bytes(settings.part_bytes)
+
+
+def _expected(trace: Trace, capacity: ShardSize | None, warm_blocks: int) -> HitRates | None:
+    """Both tiers are taken as one, in which no block takes the room of two."""
+    if capacity is None or not capacity.capacity_blocks:
+        return None
+    return tail_first_lru(trace, capacity.capacity_blocks + warm_blocks)

@@ -34,6 +34,8 @@ def write_plot(report: Report, path: Path) -> None:
 def _headline(report: Report) -> str:
     tally = report.tally
     capacity = "" if report.capacity_blocks is None else f", store of {report.capacity_blocks:,} blocks"
+    if report.warm_blocks:
+        capacity += f" and {report.warm_blocks:,} on disk"
     return (
         f"Replay of {tally.plan.trace_name}: {tally.prefilled:,} requests{capacity}\n"
         f"prefix hit rate {tally.prefix_hit_rate:.2%}, {report.tokens_saved:,} tokens saved, "
@@ -93,7 +95,10 @@ def _latency(report: Report, axis: Any) -> None:
 
 def _throughput(report: Report, axis: Any) -> None:
     axis.set(title="Payload moved", xlabel="time in the replay (s)", ylabel="MB/s (10^6 bytes)")
-    for name, label, color in (("read_bytes", "read", _BLUE), ("written_bytes", "written", _ORANGE)):
+    moved = [("read_bytes", "read", _BLUE), ("written_bytes", "written", _ORANGE)]
+    if report.wear is not None:
+        moved.append(("warm_written_bytes", "written to disk", _GREEN))
+    for name, label, color in moved:
         seconds, rate = _rate(report, name)
         axis.plot(seconds, rate / 1e6, color=color, linewidth=1.5, label=label)
     _finish(report, axis)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from kvstore.replay.buffers import BufferPool, PartBuffer
-from kvstore.replay.outcomes import NOT_MEASURED, Delivery, Prefilled
+from kvstore.replay.outcomes import NOT_MEASURED, Delivery, FromDisk, Prefilled
 from kvstore.replay.plan import Plan
 from kvstore.replay.turns import Turn
 from kvstore_client import AsyncNamespace, BlockState, Chain, Coverage, PartState, ReadLease, WriteLease
@@ -20,8 +20,9 @@ class _Findings:
     """What is known of one request so far."""
 
     keys: list[bytes]
-    block_hits: int = 0
+    matched: bytes = b""  # The state of each key.
     in_flight: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)  # Indexes of the keys that were given to Reserve.
     match_ms: float = NOT_MEASURED
     acquire_ms: float = 0.0
     lease: ReadLease | None = None
@@ -55,23 +56,24 @@ class Prefill:
         return _outcome(index, found, delivery, written_bytes=written_bytes, put_ms=put_ms)
 
     async def _look_up(self, found: _Findings) -> None:
-        """Matches all, leases the leading run, waiting for what is in flight, and reserves the whole chain."""
+        """Matches all, leases the leading run, waiting for what is in flight or on disk, and reserves the chain."""
         chain = Chain(found.keys, position=0)
         start_s = time.perf_counter()
         match = await self._namespace.match(chain, coverage=Coverage.EACH)
         found.match_ms = _since_ms(start_s)
         found.failed("match", match.failure)
-        found.block_hits = sum(match.states.count(state) for state in _THERE)
+        found.matched = match.states
         leading = len(match.states) - len(match.states.lstrip(_THERE))
         found.in_flight = [i for i in range(leading) if match.states[i] == BlockState.IN_FLIGHT]
         if leading:
             await self._acquire(found, Chain(found.keys[:leading], position=0))
-        found.reserved = await self._namespace.reserve(chain)
+        found.asked = worth_writing(found.matched, leading)
+        found.reserved = await self._namespace.reserve(Chain([found.keys[i] for i in found.asked], position=0))
         found.failed("reserve", found.reserved.failure)
 
     async def _acquire(self, found: _Findings, chain: Chain) -> None:
         start_s = time.perf_counter()
-        found.lease = await self._namespace.acquire(chain, wait_ms=self._wait_ms)
+        found.lease = await self._namespace.acquire(chain, wait_ms=0)
         found.acquire_ms = _since_ms(start_s)
         found.failed("acquire", found.lease.failure)
 
@@ -103,7 +105,7 @@ class Prefill:
         reserved = found.reserved
         if reserved is None or not reserved.created:
             return 0, NOT_MEASURED
-        values = buffer.fill([found.keys[i] for i in reserved.created])
+        values = buffer.fill([found.keys[found.asked[i]] for i in reserved.created])
         start_s = time.perf_counter()
         done = await self._namespace.write(reserved, values)
         put_ms = _since_ms(start_s)
@@ -117,7 +119,7 @@ def _outcome(index: int, found: _Findings, delivery: Delivery, *, written_bytes:
     return Prefilled(
         request=index,
         prefix_hits=delivery.good_blocks,
-        block_hits=found.block_hits,
+        block_hits=sum(found.matched.count(state) for state in _THERE),
         waited_blocks=sum(i < delivery.good_blocks for i in found.in_flight),
         delivery=delivery,
         stored_blocks=0 if found.reserved is None else len(found.reserved.created),
@@ -126,7 +128,20 @@ def _outcome(index: int, found: _Findings, delivery: Delivery, *, written_bytes:
         match_ms=found.match_ms,
         put_ms=put_ms,
         failures=tuple(found.failures),
+        from_disk=FromDisk.of(
+            found.matched,
+            b"" if found.lease is None else found.lease.states,
+            good_blocks=delivery.good_blocks,
+        ),
     )
+
+
+def worth_writing(matched: bytes, leading: int) -> list[int]:
+    """Returns the indexes of a chain's blocks but those on disk behind a block that is in no tier: they are stored.
+
+    What Acquire was asked for and did not bring is not there for this request, which has to make it anew.
+    """
+    return [i for i, state in enumerate(matched) if state != BlockState.WARM or i < leading]
 
 
 def _since_ms(start_s: float) -> float:

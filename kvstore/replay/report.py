@@ -10,6 +10,7 @@ import numpy as np
 
 from kvstore.replay.sampler import Sample
 from kvstore.replay.tally import Tally
+from kvstore.replay.wear import Wear, wear_of
 from kvstore.workload.reuse import HitRates
 
 # Counters of blocks that left the index, by why.
@@ -33,8 +34,10 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Report:
-    """One replay. `expected` are the rates of tail-first LRU at the same capacity, None where that is unknown;
-    `evictions` by reason, None where the shard's admin port did not answer. Rates are shares of all look-ups."""
+    """One replay. `expected` are the rates of tail-first LRU at the same capacity, that of both tiers together, None
+    where that is unknown; `evictions` by reason, None where the shard's admin port did not answer. `warm_blocks`: that
+    the warm tier holds, 0 without one; `warm_place`: where it lies, if it is the replay's own. Rates are shares of all
+    look-ups."""
 
     tally: Tally
     elapsed_s: float
@@ -48,6 +51,13 @@ class Report:
     match: Percentiles
     get: Percentiles
     put: Percentiles
+    warm_blocks: int = 0
+    warm_place: str | None = None
+
+    @property
+    def wear(self) -> Wear | None:
+        """What was done on disk; None where the shard has no warm tier, or its admin port did not answer."""
+        return wear_of(self.samples)
 
     @property
     def evictions(self) -> dict[str, int] | None:
@@ -71,7 +81,7 @@ class Report:
 
     def to_json(self) -> dict[str, object]:
         """Returns all figures by name, the unit last. Rates 0..1."""
-        tally, plan = self.tally, self.tally.plan
+        tally, plan, wear = self.tally, self.tally.plan, self.wear
         figures: dict[str, object] = {
             "trace": plan.trace_name,
             "requests": tally.prefilled,
@@ -82,6 +92,8 @@ class Report:
             "capacity_bytes": self.capacity_bytes,
             "capacity_blocks": self.capacity_blocks,
             "prefix_hit_rate": tally.prefix_hit_rate,
+            "memory_hit_rate": tally.memory_hit_rate,
+            "disk_hit_rate": tally.disk_hit_rate,
             "block_hit_rate": tally.block_hit_rate,
             "expected_prefix_hit_rate": None if self.expected is None else self.expected.prefix,
             "expected_block_hit_rate": None if self.expected is None else self.expected.block,
@@ -102,6 +114,8 @@ class Report:
             "written_bytes": tally.written_bytes,
             "gb_per_s": self.gb_per_s,
             "evictions": self.evictions,
+            "from_disk": tally.from_disk._asdict(),
+            "warm": None if wear is None else {"capacity_blocks": self.warm_blocks} | wear.to_json(tally.accesses),
         }
         for verb, found in (("match", self.match), ("get", self.get), ("put", self.put)):
             figures |= {

@@ -68,11 +68,12 @@ def server_flags(size: ShardSize, plan: Plan) -> list[str]:
 
 def _page_bytes(size: ShardSize) -> int:
     """Small pages, so that a page that another size class takes is a small loss."""
-    fair = _power_of_two(-(-size.capacity_bytes // PAGES))
-    return min(MAX_PAGE_BYTES, max(MIN_PAGE_BYTES, _power_of_two(size.slot_bytes), fair))
+    fair = power_of_two(-(-size.capacity_bytes // PAGES))
+    return min(MAX_PAGE_BYTES, max(MIN_PAGE_BYTES, power_of_two(size.slot_bytes), fair))
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Returns the smallest one that is at least this."""
     return 1 << max(0, number - 1).bit_length()
 
 

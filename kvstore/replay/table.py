@@ -9,7 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kvstore.config import format_size
+from kvstore.replay.outcomes import FromDisk
 from kvstore.replay.report import Percentiles, Report
+from kvstore.replay.wear import Wear
 
 MAX_FAILURES_SHOWN = 3
 
@@ -42,8 +44,15 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
             "capacity",
             f"{report.capacity_blocks:,} blocks of {plan.part_bytes:,} bytes = {_size(report.capacity_bytes)}",
         )
-    yield "prefix hit rate", _rate(tally.prefix_hit_rate, None if report.expected is None else report.expected.prefix)
-    yield "block hit rate", _rate(tally.block_hit_rate, None if report.expected is None else report.expected.block)
+    if report.wear is not None:
+        yield "warm tier", _warm_tier(report, report.wear)
+        if report.warm_place is not None:
+            yield "warm folder", report.warm_place
+    expected = report.expected
+    yield "prefix hit rate", _rate(tally.prefix_hit_rate, None if expected is None else expected.prefix, report)
+    if report.wear is not None:
+        yield "of which", f"{tally.memory_hit_rate:.2%} from memory, {tally.disk_hit_rate:.2%} from disk"
+    yield "block hit rate", _rate(tally.block_hit_rate, None if expected is None else expected.block, report)
     yield "ceiling", f"{report.ceiling:.2%} (a store that never evicts)"
     yield "tokens saved", f"{report.tokens_saved:,} of {tally.accesses * plan.block_tokens:,} in full blocks"
     yield "bytes", f"{_size(tally.written_bytes)} written, {_size(tally.read_bytes)} read, {report.gb_per_s:.3f} GB/s"
@@ -51,6 +60,10 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield f"{name} p50 / p99 / p99.9", _latencies(found)
     yield "decode", f"{tally.decode_good_blocks:,} of {tally.decode_asked_blocks:,} blocks read and verified"
     yield "evicted blocks", _evictions(report)
+    if report.wear is not None:
+        yield from _wear_rows(report.wear, tally.accesses)
+    if missed := _not_brought(tally.from_disk):
+        yield "not brought", missed
     if tally.refused_blocks:
         yield (
             "refused blocks",
@@ -62,9 +75,37 @@ def _rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "corrupt blocks", f"{tally.corrupt_blocks:,} did not match their checksum (misses)"
 
 
-def _rate(rate: float, expected: float | None) -> str:
-    reference = "the capacity is unknown" if expected is None else f"tail-first LRU of this size: {expected:.2%}"
+def _rate(rate: float, expected: float | None, report: Report) -> str:
+    size = "both sizes together" if report.warm_blocks else "this size"
+    reference = "the capacity is unknown" if expected is None else f"tail-first LRU of {size}: {expected:.2%}"
     return f"{rate:.2%} ({reference})"
+
+
+def _warm_tier(report: Report, wear: Wear) -> str:
+    room = f"{report.warm_blocks:,} blocks in {_size(wear.capacity_bytes)}"
+    return f"{wear.state}, {room}; at the end {wear.stored_blocks:,} blocks"
+
+
+def _wear_rows(wear: Wear, accesses: int) -> Iterator[tuple[str, str]]:
+    yield (
+        "written to disk",
+        f"{wear.writes_per_access(accesses):.3f} blocks a look-up: {wear.written_blocks:,} blocks, "
+        f"{_size(wear.written_bytes)}; {wear.rewritten_blocks:,} again",
+    )
+    yield "brought from disk", f"{wear.promoted_blocks:,} blocks, decode's included"
+    dropped = ", ".join(f"{count:,} {why}" for why, count in wear.dropped.items() if count)
+    yield "dropped unwritten", dropped or "none"
+
+
+def _not_brought(found: FromDisk) -> str:
+    """Names what was on disk when it was matched, and then did not come."""
+    reasons = (
+        (found.late_blocks, "late: --wait was over"),
+        (found.busy_blocks, "busy: the leased share was used up"),
+        (found.gone_blocks, "gone"),
+        (found.beyond_blocks, "behind a missing block"),
+    )
+    return ", ".join(f"{count:,} {why}" for count, why in reasons if count)
 
 
 def _latencies(found: Percentiles) -> str:

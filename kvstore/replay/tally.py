@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kvstore.replay.outcomes import Decoded, Delivery, Prefilled
+from kvstore.replay.outcomes import Decoded, Delivery, FromDisk, Prefilled
 from kvstore.replay.plan import Plan
 
 MAX_FAILURE_TEXTS = 100  # Different texts kept; each is counted.
@@ -26,6 +26,7 @@ class Tally:
     prefix_hits: int = 0
     block_hits: int = 0
     waited_blocks: int = 0
+    from_disk: FromDisk = field(default_factory=FromDisk)
     stored_blocks: int = 0
     refused_blocks: int = 0
     decode_asked_blocks: int = 0
@@ -48,6 +49,16 @@ class Tally:
     def prefix_hit_rate(self) -> float:
         """Share of look-ups so far, 0..1."""
         return self.prefix_hits / max(1, self.accesses)
+
+    @property
+    def memory_hit_rate(self) -> float:
+        """What of the prefix hit rate was in memory, or on its way to it, when it was matched."""
+        return (self.prefix_hits - self.from_disk.hits) / max(1, self.accesses)
+
+    @property
+    def disk_hit_rate(self) -> float:
+        """What of the prefix hit rate was on disk only."""
+        return self.from_disk.hits / max(1, self.accesses)
 
     @property
     def block_hit_rate(self) -> float:
@@ -78,6 +89,7 @@ class Tally:
         self.stored_blocks += outcome.stored_blocks
         self.refused_blocks += outcome.refused_blocks
         self.written_bytes += outcome.written_bytes
+        self.from_disk = self.from_disk.plus(outcome.from_disk)
         _keep(self.match_ms, outcome.match_ms)
         _keep(self.put_ms, outcome.put_ms)
 

@@ -9,8 +9,11 @@ from typing import Protocol
 from kvstore.core.namespaces import Namespace
 from kvstore.core.store import Purged
 from kvstore.service.shell import Call, Shell
+from kvstore.service.tiering import durably
+from kvstore.tiers.warm import Purged as OnDisk
 from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.v1 import admin_pb2 as pb
+from kvstore_wire.v1 import types_pb2 as types
 
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 PAGE_BYTES = 1 << 20  # A page ends early where the specs in it are long.
@@ -38,11 +41,15 @@ class AdminHandlers:
     def get_stats(self, request: pb.GetStatsRequest, call: Call) -> pb.Stats:
         store = self._shell.store
         gauges = store.gauges() | {"prefaulted_bytes": self._shell.memory.prefaulted_bytes} | self._channel_gauges()
-        audits = {"audits": self._shell.audits, "audit_faults": self._shell.audit_faults}
+        counters = store.counters() | {"audits": self._shell.audits, "audit_faults": self._shell.audit_faults}
+        tiering = self._shell.tiering
+        if tiering is not None:
+            counters |= tiering.counters()
+            gauges |= tiering.gauges()
         return pb.Stats(
             generation=self._shell.generation,
             uptime_ms=int((self._shell.now() - self._started) * 1000),
-            counters=_counts(store.counters() | audits),
+            counters=_counts(counters),
             gauges=_counts(gauges),
             latencies=self._shell.latencies.messages(),
         )
@@ -86,13 +93,42 @@ class AdminHandlers:
             tenant_fits = not request.HasField("tenant") or spec.tenant == request.tenant
             return tenant_fits and (not request.digest or spec.digest == request.digest)
 
-        before = self._shell.now() - request.older_than_ms / 1000 if request.older_than_ms else float("inf")
+        age_s = request.older_than_ms / 1000
+        before = self._shell.now() - age_s if request.older_than_ms else float("inf")
+        on_disk = self._purge_disk(request, age_s)
         done = Purged(0, 0, 0)
         for step in self._shell.store.purge_in_steps(chosen, created_before=before):
             done = step
             self._shell.settle()
             await asyncio.sleep(0)
-        return pb.PurgeResponse(blocks=done.blocks, deferred_blocks=done.deferred_blocks, bytes=done.bytes)
+        answer = pb.PurgeResponse(blocks=done.blocks, deferred_blocks=done.deferred_blocks, bytes=done.bytes)
+        for purged in await durably(on_disk):
+            answer.warm_blocks += purged.block_count
+            answer.warm_bytes += purged.size_bytes
+        return answer
+
+    def _purge_disk(self, request: pb.PurgeRequest, age_s: float) -> list[asyncio.Future[OnDisk]]:
+        """Begins to purge what the warm tier has, namespaces that nobody attached since the start included."""
+        tiering = self._shell.tiering
+        if tiering is None:
+            return []
+        before = tiering.wall() - age_s if age_s else float("inf")
+        found = []
+        for digest, raw in tiering.warm.namespaces().items():
+            tenant_fits = not request.HasField("tenant") or types.NamespaceSpec.FromString(raw).tenant == request.tenant
+            if tenant_fits and (not request.digest or digest == request.digest):
+                found.append(tiering.purge(digest, created_before=before))
+        return found
+
+    async def set_warm_tier(self, request: pb.SetWarmTierRequest, call: Call) -> pb.WarmTierStatus:
+        tiering = self._shell.tiering
+        if tiering is None:
+            raise InvalidArgument("this shard has none: `warm.path` is not set", field="warm_tier")
+        if request.capacity_bytes:
+            tiering.resize(request.capacity_bytes)
+        if request.HasField("enabled"):
+            tiering.enable(enabled=request.enabled)
+        return tiering.status()
 
     def _channel_gauges(self) -> dict[str, int]:
         channel, regions = self._channel, self._shell.regions

@@ -30,6 +30,11 @@ async def explain(store: Store, namespace: Namespace, keys: Sequence[bytes], now
 def _explained(store: Store, namespace: Namespace, key: bytes, now: float) -> pb.ExplainedBlock:
     total = namespace.parts_per_block
     block = namespace.blocks.get(key)
+    if block is None and store.reader.elsewhere is not None and store.reader.elsewhere(namespace, [key])[0]:
+        note = "on disk; a read that may wait brings it into memory"
+        return pb.ExplainedBlock(
+            key=key, state=types.BLOCK_STATE_WARM, parts_present=total, parts_total=total, note=note
+        )
     if block is None:
         note = "not in this shard's index: never stored here, or removed since"
         return pb.ExplainedBlock(key=key, parts_total=total, note=note)

@@ -1,13 +1,15 @@
 """Failpoints: places where tests make the server slow, wrong or dead. Absent unless a test asks for them.
 
 An armed point is `name=action[*times]`, several joined by `;`. Actions: `delay:250ms`, `fail` (an internal error),
-`kill` (SIGKILL to this process), `freeze:2s` (blocks the event loop). Names are `before.<Verb>`, `after.<Verb>` and
-those of the transfers: `get.chunk`, `put.chunk`, `put.commit`, `region.drain`, `region.fill`.
+`kill` (SIGKILL to this process), `freeze:2s` (blocks the event loop), `full` (no room, at a disk). Names are
+`before.<Verb>`, `after.<Verb>`, those of the transfers: `get.chunk`, `put.chunk`, `put.commit`, `region.drain`,
+`region.fill`, and those of the warm tier's disk: `disk.create`, `disk.open`, `disk.read`, `disk.write`, `disk.sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -21,7 +23,9 @@ from kvstore_wire.methods import ADMIN_METHODS, STORE_METHODS
 ENVIRONMENT = "KVCOMMONS_FAILPOINTS"
 POINTS = frozenset(f"{when}.{verb}" for verb in (*STORE_METHODS, *ADMIN_METHODS) for when in ("before", "after"))
 POINTS |= {"get.chunk", "put.chunk", "put.commit", "region.drain", "region.fill"}
-_ACTIONS = ("delay", "fail", "kill", "freeze")
+POINTS |= {f"disk.{call}" for call in ("create", "open", "read", "write", "sync")}
+_ACTIONS = ("delay", "fail", "kill", "freeze", "full")
+_SLICE_S = 0.01
 
 
 @dataclass
@@ -77,6 +81,26 @@ class Failpoints:
             time.sleep(armed.duration_s)  # noqa: ASYNC251 - blocking the loop is what it is for
         else:
             _strike(name, armed)
+
+    def hit_in_thread(self, name: str) -> None:
+        """As `hit`, for threads that use a disk: a delay ends early when the point is disarmed.
+
+        Raises OSError: EIO for `fail`, ENOSPC for `full`.
+        """
+        armed = self._taken(name)
+        if armed is None:
+            return
+        if armed.action in ("delay", "freeze"):
+            end_s = time.monotonic() + armed.duration_s
+            while time.monotonic() < end_s and self._armed.get(name) in (armed, None):
+                if armed.times is None and name not in self._armed:
+                    return
+                time.sleep(_SLICE_S)
+        elif armed.action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            code = errno.ENOSPC if armed.action == "full" else errno.EIO
+            raise OSError(code, f"{os.strerror(code)} (failpoint {name})")
 
     def _taken(self, name: str) -> _Armed | None:
         """Returns what a point is armed for, one time less."""

@@ -12,16 +12,19 @@ from typing import TypeAlias
 
 import xxhash
 
+from kvstore.core.few import Rows, joined
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.reading import AcquireRequest, Acquisition, Step
 from kvstore.core.sessions import Session
+from kvstore.core.sight import Ask
 from kvstore.core.store import STEP_BLOCKS
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks
 from kvstore.service.explain import explain
 from kvstore.service.incoming import retry_after_ms
 from kvstore.service.shell import Call, NoticeBoard, Shell
+from kvstore.service.tiering import durably
 from kvstore_wire import limits as contract
 from kvstore_wire.errors import Draining, InvalidArgument, LeaseExpired, UnknownSession, VersionMismatch
 from kvstore_wire.namespace import NamespaceSpec
@@ -30,6 +33,7 @@ from kvstore_wire.v1 import types_pb2 as types
 
 Wait: TypeAlias = "Callable[[Acquisition, float], Awaitable[bool]]"
 FEATURES: tuple[str, ...] = ("ranges",)
+WARM_FEATURE = "warm"  # Blocks may be on disk: whoever waits for none reads only what is in memory.
 
 
 class StoreHandlers:
@@ -64,7 +68,7 @@ class StoreHandlers:
             digest=spec.digest,
             limits=shell.limits,
             transports=shell.transports,
-            features=FEATURES,
+            features=FEATURES if shell.tiering is None else (*FEATURES, WARM_FEATURE),
             shard=shell.name,
         )
 
@@ -110,8 +114,12 @@ class StoreHandlers:
         acquisition = self.begin_acquire(session, request, self._shell.checks.lease_s(request.lease_ms))
         delivered = False
         try:
-            async for step in self.steps(acquisition, wait_s, call):
-                yield self._acquired(acquisition, step)
+            if request.in_one:
+                steps = [step async for step in self.steps(acquisition, wait_s, call)]
+                yield self._acquired(acquisition, joined_steps(steps))
+            else:
+                async for step in self.steps(acquisition, wait_s, call):
+                    yield self._acquired(acquisition, step)
             delivered = True
         finally:
             if not delivered and acquisition.lease is not None:  # The caller has gone; nobody will release it.
@@ -119,7 +127,7 @@ class StoreHandlers:
                 self._shell.settle()
 
     def acquire_now(self, request: pb.AcquireRequest, call: Call) -> pb.AcquireResponse:
-        """Answers an Acquire that waits for nothing (`wait_ms` 0) in one message."""
+        """Answers an Acquire that has nothing to wait for in one message."""
         session = self._shell.session(request.session)
         checks.no_ranges(request.ranges)
         acquisition = self.begin_acquire(session, request, self._shell.checks.lease_s(request.lease_ms))
@@ -156,8 +164,11 @@ class StoreHandlers:
         reader, shell = self._shell.store.reader, self._shell
         start = shell.now()
         until = start + wait_s if call.deadline is None else min(start + wait_s, call.deadline)
-        step = reader.step(acquisition, start) if wait_s else reader.finish(acquisition, start)
+        tiering = shell.tiering if wait_s else None
+        fetches = await tiering.begin(acquisition.ask(start), until) if tiering is not None else []
         try:
+            now = shell.now()
+            step = reader.step(acquisition, now) if wait_s and now < until else reader.finish(acquisition, now)
             while not step.settled:
                 if step.states:
                     yield step
@@ -166,6 +177,23 @@ class StoreHandlers:
             yield step
         finally:
             reader.cancel(acquisition)
+            if tiering is not None:
+                tiering.leave(fetches)
+
+    def acquire_waits(self, request: pb.AcquireRequest) -> bool:
+        """Whether an Acquire has to be answered by `acquire`, because there is something to wait for."""
+        if not request.wait_ms:
+            return False
+        self._shell.checks.wait_s(request.wait_ms)
+        return self.waits(self._shell.session(request.session), request)
+
+    def waits(self, session: Session, request: pb.AcquireRequest | pb.GetRequest) -> bool:
+        """Whether an Acquire or a Get that may wait would. Raises KvStoreError as the call itself would."""
+        namespace = session.namespace(request.namespace)
+        wanted = self.wanted(namespace, request, 0.0)
+        parts = wanted.parts or namespace.all_parts
+        ask = Ask(namespace, wanted.keys, parts, wanted.coverage, self._shell.now())
+        return self._shell.store.reader.waits(ask)
 
     def renew(self, request: pb.RenewRequest, call: Call) -> pb.RenewResponse:
         lease_s = self._shell.checks.lease_s(request.lease_ms)
@@ -223,13 +251,24 @@ class StoreHandlers:
     async def delete(self, request: pb.DeleteRequest, call: Call) -> pb.DeleteResponse:
         namespace = self._shell.session(request.session).namespace(request.namespace)
         checks.checked_keys(request.keys, field="keys", limit=self._shell.limits.max_match_blocks)
-        states = b""
+        states, on_disk = bytearray(), list[asyncio.Future[int]]()
         for at in range(0, len(request.keys), STEP_BLOCKS):
             if at:
                 await asyncio.sleep(0)
-            states += self._shell.store.delete(namespace, request.keys[at : at + STEP_BLOCKS])
-            self._shell.settle()
-        return pb.DeleteResponse(states=states)
+            states += self._delete(namespace, request.keys[at : at + STEP_BLOCKS], on_disk)
+        await durably(on_disk)
+        return pb.DeleteResponse(states=bytes(states))
+
+    def _delete(self, namespace: Namespace, keys: Sequence[bytes], on_disk: list[asyncio.Future[int]]) -> bytes:
+        """Removes blocks from memory and, in the same moment, from what can be found on disk."""
+        tiering = self._shell.tiering
+        was_there = [False] * len(keys)
+        if tiering is not None and not namespace.rules.spare:
+            was_there = tiering.warm.has(namespace.spec.digest, keys)
+            on_disk.append(tiering.delete(namespace, keys))
+        states = self._shell.store.delete(namespace, keys)
+        self._shell.settle()
+        return bytes([state or was for state, was in zip(states, was_there, strict=True)])
 
     def over(self, request: pb.OverRequest, call: Call) -> pb.OverResponse:
         """Counts the blocks named. No policy of this shard acts on it: `FEATURES` does not list "hints"."""
@@ -331,6 +370,16 @@ class StoreHandlers:
         offset, length = int(parts.offset[part]), int(parts.length[part])
         if xxhash.xxh3_64_intdigest(self._shell.memory.view[offset : offset + length]) != int(parts.checksum[part]):
             self._shell.store.reader.drop_corrupt(int(parts.block[part]))
+
+
+def joined_steps(steps: Sequence[Step]) -> Step:
+    """Returns all steps of one Acquire as one."""
+    if len(steps) == 1:
+        return steps[0]
+    parts: Rows = []
+    for step in steps:
+        parts = joined(parts, step.parts) if len(parts) else step.parts
+    return Step(0, b"".join(step.states for step in steps), parts, settled=True)
 
 
 async def _drain(pulses: AsyncIterator[pb.SessionPulse], board: NoticeBoard) -> None:

@@ -114,7 +114,10 @@ class Server:
         return Bound(bound, admin_bound, channel_bound)
 
     async def drain(self, timeout_s: float) -> None:
-        """Admits nothing new, tells the clients, and waits until their leases have ended or the time is over."""
+        """Admits nothing new, tells the clients, and waits until their leases have ended or the time is over.
+
+        Then the blocks of memory go to the warm tier, within a time of their own.
+        """
         self.shell.draining = True
         self.shell.store.writer.draining = True
         self._set_ready(False)
@@ -125,6 +128,8 @@ class Server:
         while len(self.shell.store.leases) and self.shell.now() < end:
             await asyncio.sleep(0.02)
         _LOG.info("drained with %d leases left", len(self.shell.store.leases))
+        if self.shell.tiering is not None:
+            await self.shell.tiering.flush()
 
     async def stop(self) -> None:
         """Closes the doors and ends the background work. The arena is the caller's to close."""
@@ -133,6 +138,8 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.channel.stop()
         await asyncio.gather(*(door.stop(STOP_GRACE_S) for door in self._doors))
+        if self.shell.tiering is not None:
+            await self.shell.tiering.close()
         self.shell.copier.close()
         self.shell.regions.close()
 

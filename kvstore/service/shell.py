@@ -20,6 +20,7 @@ from kvstore.service.copier import RegionCopier
 from kvstore.service.failpoints import Failpoints
 from kvstore.service.latency import Latencies
 from kvstore.service.regions import RegionTable
+from kvstore.service.tiering import Tiering
 from kvstore.tiers.memory import ArenaMemory
 from kvstore_wire.v1 import block_store_pb2 as pb
 from kvstore_wire.v1 import types_pb2 as types
@@ -69,6 +70,7 @@ class Shell:
     regions: RegionTable
     copier: RegionCopier
     latencies: Latencies = field(default_factory=Latencies)
+    tiering: Tiering | None = None
     boards: dict[bytes, NoticeBoard] = field(default_factory=dict)
     transports: list[pb.Transport] = field(default_factory=lambda: [pb.Transport(name="grpc")])
     draining: bool = False
@@ -84,6 +86,11 @@ class Shell:
     def now() -> float:
         """Seconds on the monotonic clock: no step of the wall clock ends a lease."""
         return time.monotonic()
+
+    @staticmethod
+    def wall() -> float:
+        """Seconds on the wall clock, for what outlives the process."""
+        return time.time()
 
     def session(self, session_id: bytes) -> Session:
         """Raises UnknownSession."""
@@ -105,11 +112,15 @@ class Shell:
             elif isinstance(effect, SessionEnded):
                 self.regions.end_session(effect.session)
                 self._post(effect.session, None)
+        if self.tiering is not None:
+            self.tiering.demotion.poke()
 
     def tick(self) -> None:
-        """Lets the core end what ran out."""
+        """Lets the core end what ran out, and looks at the warm tier."""
         self.store.tick(self.now())
         self.settle()
+        if self.tiering is not None:
+            self.tiering.tick()
 
     def audit(self) -> None:
         """Recounts the arena's bytes. A difference is a fault of the program: loud, counted, never repaired."""

@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from kvstore.core.few import Rows, joined
+from kvstore.core.few import Rows
 from kvstore.core.leases import Lease
 from kvstore.core.reading import Acquisition, Glimpse
 from kvstore.core.sessions import Session
 from kvstore.core.writing import ReserveRequest
 from kvstore.service import checks, regions
 from kvstore.service.copier import Copying
-from kvstore.service.handlers import StoreHandlers, Wait
+from kvstore.service.handlers import StoreHandlers, Wait, joined_steps
 from kvstore.service.incoming import Filling, FillPlan
 from kvstore.service.outgoing import MOST_PIECES, Reading
 from kvstore.service.shell import Call, Shell
@@ -59,10 +59,14 @@ class Transfers:
 
     # -- get -----------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def is_immediate(request: pb.GetRequest) -> bool:
-        """Whether a Get can be opened by `read_now`: it waits for no writer and for no copy."""
-        return not request.wait_ms and not request.HasField("into")
+    def is_immediate(self, request: pb.GetRequest) -> bool:
+        """Whether a Get can be opened by `read_now`: it waits for no writer, disk or copy. Raises KvStoreError."""
+        if request.HasField("into"):
+            return False
+        if not request.wait_ms or request.WhichOneof("target") == "lease":
+            return True
+        self._shell.checks.wait_s(request.wait_ms)
+        return not self._handlers.waits(self._shell.session(request.session), request)
 
     def read_now(self, request: pb.GetRequest, call: Call) -> Reading:
         """Opens an immediate Get. Raises KvStoreError."""
@@ -140,12 +144,8 @@ class Transfers:
         wait_s = self._shell.checks.wait_s(request.wait_ms)
         acquisition = self._handlers.begin_acquire(session, request, self._lease_s(call))
         try:
-            states = b""
-            parts: Rows = []
-            async for step in self._handlers.steps(acquisition, wait_s, call, wait):
-                states += step.states
-                parts = joined(parts, step.parts) if len(parts) else step.parts
-            return self._reading(session, request, acquisition, states=states, parts=parts)
+            step = joined_steps([s async for s in self._handlers.steps(acquisition, wait_s, call, wait)])
+            return self._reading(session, request, acquisition, states=step.states, parts=step.parts)
         except BaseException:
             self._give_up(session, acquisition)
             raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from xxhash import xxh3_64
 
 from kvstore.tiers.device import Device
+from kvstore.tiers.sealing import SegmentKey, about_part
 from kvstore.tiers.segment import BLOCK_BYTES, blocks_of
 
 MOST_RUN_BYTES = 8 << 20  # In one system call: as fast as more, and others pass in between.
@@ -16,7 +17,7 @@ MOST_RUN_BYTES = 8 << 20  # In one system call: as fast as more, and others pass
 class PartIn(NamedTuple):
     """One part on its way from disk: where it lies, and the memory it is to land in, `blocks_of(length)` blocks.
 
-    `block` tells parts of one block by the same number.
+    `block` tells parts of one block by the same number. A part that is sealed has a `tag`, and says whose it is.
     """
 
     block: int
@@ -24,6 +25,10 @@ class PartIn(NamedTuple):
     length: int
     checksum: int
     piece: memoryview
+    part: int = 0
+    tag: bytes = b""
+    digest: bytes = b""
+    key: bytes = b""
 
     @property
     def end(self) -> int:
@@ -50,20 +55,31 @@ def runs_of(parts: Iterable[PartIn]) -> Iterator[Run]:
         yield Run(found[0].offset, found)
 
 
-def read_run(device: Device, run: Run) -> list[PartIn]:
-    """Reads a run and returns the parts whose bytes are not what was written. Blocks. Raises OSError."""
+def read_run(device: Device, run: Run, key: SegmentKey | None = None) -> list[PartIn]:
+    """Reads a run and returns the parts whose bytes are not what was written. Blocks. Raises OSError.
+
+    `key`: of the segment's life, where it is sealed.
+    """
     pieces = [part.piece for part in run.parts if len(part.piece)]
     if pieces:
         device.read(run.offset, pieces)
-    return mismatched(run.parts)
+    return mismatched(run.parts, key)
 
 
-def mismatched(parts: Sequence[PartIn]) -> list[PartIn]:
-    """Returns the parts whose memory does not have the bytes that their checksums speak of."""
-    wrong = []
-    for part in parts:
-        digest = xxh3_64()
-        digest.update(part.piece[: part.length])  # Without the interpreter lock, where it is long.
-        if digest.intdigest() != part.checksum:
-            wrong.append(part)
-    return wrong
+def mismatched(parts: Iterable[PartIn], key: SegmentKey | None = None) -> list[PartIn]:
+    """Opens parts that are sealed, where they lie, and returns those that do not have the bytes that were written."""
+    return [part for part in parts if not (_open(part, key) and _is_whole(part))]
+
+
+def _open(part: PartIn, key: SegmentKey | None) -> bool:
+    """Whether a part is sealed just where its segment is, and its tag is right."""
+    if key is None:
+        return not part.tag
+    about = about_part(part.digest, part.key, part.part, part.length)
+    return key.open(part.piece[: part.length], part.tag, about, offset=part.offset)
+
+
+def _is_whole(part: PartIn) -> bool:
+    digest = xxh3_64()
+    digest.update(part.piece[: part.length])  # Without the interpreter lock, where it is long.
+    return digest.intdigest() == part.checksum

@@ -1,10 +1,12 @@
 """What a folder holds when a server opens it: the index against the segments, each made right by the other.
 
 Rules
-- A segment that is not sealed, is of another folder, number, size or format, or cannot be read, holds nothing. Its file
-  is used again, or removed where it has another size; nothing on disk stays that is not accounted for.
+- A segment that is not sealed, is of another folder, number, size or format, or cannot be read, holds nothing; so does
+  one whose key was not given, where the server is told to go on without it. Its file is used again, or removed where
+  it has another size; nothing on disk stays that is not accounted for.
 - The index is believed where the segment it names has that very life. What it says of other lives is dropped. A sealed
   segment that it does not know is taken in from its table.
+- What was deleted is gone, whatever the index says: it may have lost its last changes.
 - An index that cannot be opened is set aside and made anew from all tables, less what was deleted since.
 - Of two places of one block, the one written later counts.
 """
@@ -15,22 +17,52 @@ import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from kvstore.core.segments import SegmentBook
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from kvstore.core.columns import Flags
+from kvstore.core.residents import fingerprint_of, seed_of
+from kvstore.core.segments import Rows, SegmentBook
 from kvstore.tiers.device import Device, Disk, read_bytes
-from kvstore.tiers.index import Change, Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
-from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Footer, Table, keys_of, read_table
+from kvstore.tiers.index import (
+    MOST_CHANGES,
+    Change,
+    Index,
+    IndexBroken,
+    IndexRows,
+    Located,
+    NamespaceAt,
+    PartAt,
+    SegmentAt,
+    key_of,
+)
+from kvstore.tiers.sealing import Keyring, WrongKey, can_open
+from kvstore.tiers.segment import (
+    BLOCK_BYTES,
+    UNSEALED,
+    BadSegment,
+    Described,
+    Footer,
+    Header,
+    Table,
+    keys_of,
+    read_table,
+    tags_of,
+)
 from kvstore.tiers.tombstones import Graveyard, Tombstones
 from kvstore.tiers.writer import sealed_life
 
 _LOG = logging.getLogger("kvstore.recovery")
 _NAME = re.compile(r"(\d{10})\.seg")
 _BROKEN = ".broken"
-CHANGE_BLOCKS = 10_000  # In one change of the index.
+_NOTE = np.dtype([("start", "<i8"), ("size", "<i8"), ("created", "<f8"), ("expires", "<f8"), ("fingerprint", "<u8")])
 
 
 def name_of(number: int) -> str:
@@ -62,6 +94,7 @@ class _Found(NamedTuple):
     number: int
     sequence: int
     footer: Footer
+    key_id: bytes = UNSEALED
 
 
 def recover(
@@ -73,12 +106,24 @@ def recover(
     cache_bytes: int,
     store_id: bytes,
     clock: Clock,
+    keyring: Keyring | None = None,
+    on_wrong_key: Literal["refuse", "empty"] = "refuse",
 ) -> Recovered:
-    """Opens what is there, and fills an empty book. Blocks. Raises OSError and IndexBroken (not even a new index)."""
+    """Opens what is there, and fills an empty book. Blocks. Raises OSError and IndexBroken (not even a new index).
+
+    Raises WrongKey where segments are sealed with keys that are not in `keyring`, unless those are to count as empty.
+    """
     counts: Counter[str] = Counter()
-    sealed = _survey(disk, book, store_id, counts)
+    surveyed = _survey(disk, book, store_id, counts)
+    sealed = [found for found in surveyed if can_open(keyring, found.key_id)]
+    lost = [found for found in surveyed if not can_open(keyring, found.key_id)]
+    if lost and on_wrong_key == "refuse":
+        raise WrongKey([found.key_id for found in lost])
+    _empty(lost, book, counts)
     index, rebuilt = _opened(index_path, cache_bytes, counts)
-    work = _Work(disk, book, index, clock, counts, Graveyard(tombstones.read()))
+    graveyard = Graveyard(tombstones.read())
+    book.pass_sequence(graveyard.last_sequence)  # What is written from now on is none of what was deleted.
+    work = _Work(disk, book, index, clock, counts, graveyard)
     counts["damaged_tombstones"] += tombstones.damaged_count
     work.take(sealed)
     work.honour_capacity()
@@ -110,6 +155,7 @@ def _survey(disk: Disk, book: SegmentBook, store_id: bytes, counts: Counter[str]
                 disk.remove(name)
                 continue
             life = sealed_life(device, store_id=store_id, number=number)
+            book.pass_sequence(Header.of_block(read_bytes(device, 0, BLOCK_BYTES)).sequence)
         except BadSegment as error:
             _LOG.warning("segment %s holds nothing: %s", name, error)
             counts["bad_segments"] += 1
@@ -123,10 +169,18 @@ def _survey(disk: Disk, book: SegmentBook, store_id: bytes, counts: Counter[str]
                 counts["unsealed_segments"] += 1
                 book.load_free(number)
             else:
-                found.append(_Found(number, life[0].sequence, life[1]))
+                found.append(_Found(number, life[0].sequence, life[1], life[0].key_id))
         finally:
             device.close()
     return sorted(found, key=lambda s: s.sequence)
+
+
+def _empty(lost: list[_Found], book: SegmentBook, counts: Counter[str]) -> None:
+    """Counts segments as empty whose keys were not given."""
+    for found in lost:
+        _LOG.warning("segment %s holds nothing: its key %s was not given", name_of(found.number), found.key_id.hex())
+        counts["wrong_key_segments"] += 1
+        book.load_free(found.number, found.sequence)
 
 
 def _opened(path: Path, cache_bytes: int, counts: Counter[str]) -> tuple[Index, bool]:
@@ -154,7 +208,8 @@ class _Work:
         self._counts, self._graveyard = counts, graveyard
         self.namespaces = index.namespaces()
         self._digests = {n.id: digest for digest, n in self.namespaces.items()}
-        self._places: dict[tuple[int, int], list[tuple[int, int, float]]] = {}  # Life -> start, bytes, created.
+        self._notes: dict[int, list[npt.NDArray[np.void]]] = {}  # By sequence: blocks, as _NOTE.
+        self._superseded: dict[int, set[int]] = {}  # Likewise: where blocks begin that are noted, and elsewhere now.
 
     def take(self, sealed: list[_Found]) -> None:
         """Takes in what the index knows of these segments, then the segments that it does not know."""
@@ -176,41 +231,78 @@ class _Work:
             self._book.give_up(victim)
         if not given_up:
             return
-        self._drop_blocks(set(given_up))
+        self._drop_blocks(given_up)
         for number, _ in given_up:
             self._disk.remove(name_of(number))
         self._counts["segments_over_capacity"] += len(given_up)
 
     def _read_index(self, known: set[tuple[int, int]]) -> None:
-        """Notes where blocks lie; drops those that lie nowhere any more, or whose time is over."""
-
-        def is_over(located: Located) -> bool:
-            expired = 0 < located.expires <= self._clock.wall
-            if not expired and located.life in known:
-                self._note(located)
-                return False
-            self._counts["expired_blocks" if expired else "lost_blocks"] += 1
-            return True
-
-        self._drop_where(is_over)
-
-    def _drop_blocks(self, lives: set[tuple[int, int]]) -> None:
-        """Takes what lies in these segments out of the index, and the segments with it."""
-        self._drop_where(lambda located: located.life in lives)
+        """Notes where blocks lie; drops those that lie nowhere any more, were deleted, or whose time is over."""
+        lives = np.array(sorted((sequence, number) for number, sequence in known), np.int64).reshape(-1, 2)
         change = self._index.change()
-        for number, _ in lives:
-            change.drop_segment(number)
+        for rows in self._index.rows():
+            there = self._are_there(rows, lives)
+            expired = (rows.expires > 0) & (rows.expires <= self._clock.wall)
+            keeps = there & ~expired
+            deleted = self._are_deleted(rows, keeps)
+            self._counts["expired_blocks"] += int(np.count_nonzero(expired))
+            self._counts["lost_blocks"] += int(np.count_nonzero(~there & ~expired))
+            self._counts["deleted_blocks"] += int(np.count_nonzero(deleted))
+            keeps &= ~deleted
+            change = self._drop(rows, ~keeps, change)
+            self._note_rows(rows, np.flatnonzero(keeps))
         self._index.apply(change)
 
-    def _drop_where(self, goes: Callable[[Located], bool]) -> None:
-        change, dropped = self._index.change(), 0
-        for namespace_id, key, located in self._index.blocks():
-            if goes(located):
-                change.drop_block(namespace_id, key)
-                dropped += 1
-                if dropped % CHANGE_BLOCKS == 0:
-                    self._index.apply(change)
-                    change = self._index.change()
+    def _are_there(self, rows: IndexRows, lives: npt.NDArray[np.int64]) -> Flags:
+        """Whether each block lies in one of these lives, and is of a namespace that is known."""
+        if not len(lives):
+            return np.zeros(len(rows.key), np.bool_)
+        at = np.minimum(np.searchsorted(lives[:, 0], rows.sequence), len(lives) - 1)
+        there: Flags = (lives[at, 0] == rows.sequence) & (lives[at, 1] == rows.segment)
+        ids = {key_of(key)[0] for key in (rows.key[0], rows.key[-1])}
+        if len(ids) > 1 or not ids <= self._digests.keys():
+            there &= np.fromiter((key_of(key)[0] in self._digests for key in rows.key), np.bool_, len(rows.key))
+        return there
+
+    def _are_deleted(self, rows: IndexRows, asked: Flags) -> Flags:
+        deleted: Flags = np.zeros(len(rows.key), np.bool_)
+        if self._graveyard:
+            for i in np.flatnonzero(asked).tolist():
+                namespace, key = key_of(rows.key[i])
+                start = int(rows.start[i]) // BLOCK_BYTES
+                deleted[i] = self._graveyard.has(self._digests[namespace], key, int(rows.sequence[i]), start)
+        return deleted
+
+    def _note_rows(self, rows: IndexRows, places: npt.NDArray[np.intp]) -> None:
+        """Notes the blocks in these places, put together by the segments that they lie in."""
+        places = places[np.argsort(rows.sequence[places], kind="stable")]
+        notes = np.zeros(len(places), _NOTE)
+        notes["start"], notes["size"] = rows.start[places], rows.size_bytes[places]
+        notes["created"], notes["expires"] = rows.created[places], rows.expires[places]
+        seeds = {number.to_bytes(4, "big"): seed_of(digest) for number, digest in self._digests.items()}
+        keys = [rows.key[i] for i in places.tolist()]
+        notes["fingerprint"] = [xxh3_64_intdigest(key[4:], seeds[key[:4]]) or 1 for key in keys]
+        sequences = rows.sequence[places]
+        for first, end in pairwise([0, *(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(places)]):
+            if first < end:
+                self._notes.setdefault(int(sequences[first]), []).append(notes[first:end])
+
+    def _drop(self, rows: IndexRows, goes: Flags, change: Change) -> Change:
+        """Takes blocks out of the index; returns the change to go on with."""
+        for i in np.flatnonzero(goes).tolist():
+            change.drop_block(*key_of(rows.key[i]))
+            if change.count >= MOST_CHANGES:
+                self._index.apply(change)
+                change = self._index.change()
+        return change
+
+    def _drop_blocks(self, lives: list[tuple[int, int]]) -> None:
+        """Takes what lies in these segments out of the index, and the segments with it."""
+        change = self._index.change()
+        for rows in self._index.rows():
+            change = self._drop(rows, np.isin(rows.sequence, [sequence for _, sequence in lives]), change)
+        for number, _ in lives:
+            change.drop_segment(number)
         self._index.apply(change)
 
     def _drop_segments(self, lives: set[tuple[int, int]]) -> None:
@@ -236,11 +328,11 @@ class _Work:
         ids = [self._namespace_id(change, described.digest, described.spec) for described in table.namespaces]
         self._index.apply(change)
         rows = _blocks_of_table(table, found)
-        for at in range(0, len(rows), CHANGE_BLOCKS):
+        for at in range(0, len(rows), MOST_CHANGES):
             change = self._index.change()
-            for namespace, key, located in self._wanted(rows[at : at + CHANGE_BLOCKS], ids, table, found):
+            for namespace, key, located in self._wanted(rows[at : at + MOST_CHANGES], ids, table, found):
                 change.put_block(namespace, key, located)
-                self._note(located)
+                self._note(key, self._digests[namespace], located)
                 part_count += len(located.parts)
                 used_bytes += located.size_bytes
             self._index.apply(change)
@@ -261,7 +353,7 @@ class _Work:
                 there[namespace, key] = place
         for namespace, key, located in rows:
             digest, other = table.namespaces[namespace].digest, there[namespace, key]
-            if self._graveyard.has(digest, key, found.sequence):
+            if self._graveyard.has(digest, key, found.sequence, located.start // BLOCK_BYTES):
                 self._counts["deleted_blocks"] += 1
             elif 0 < located.expires <= self._clock.wall:
                 self._counts["expired_blocks"] += 1
@@ -269,7 +361,8 @@ class _Work:
                 self._counts["older_blocks"] += 1
             else:
                 if other is not None:
-                    self._unnote(other)
+                    self._superseded.setdefault(other.sequence, set()).add(other.start)
+                there[namespace, key] = located  # A table may have a block twice.
                 yield ids[namespace], key, located
 
     def _namespace_id(self, change: Change, digest: bytes, spec: bytes) -> int:
@@ -288,18 +381,27 @@ class _Work:
         finally:
             device.close()
 
-    def _note(self, located: Located) -> None:
-        self._places.setdefault(located.life, []).append((located.start, located.size_bytes, located.created))
-
-    def _unnote(self, located: Located) -> None:
-        self._places[located.life].remove((located.start, located.size_bytes, located.created))
+    def _note(self, key: bytes, digest: bytes, located: Located) -> None:
+        note = (located.start, located.size_bytes, located.created, located.expires, fingerprint_of(digest, key))
+        self._notes.setdefault(located.sequence, []).append(np.array([note], _NOTE))
 
     def _load(self, found: _Found) -> None:
         """Fills a segment of the book with the blocks that lie in it."""
         segment = self._book.load(found.number, found.sequence)
-        age_s = self._clock.wall - self._clock.now
-        for start, size, created in sorted(self._places.pop((found.number, found.sequence), [])):
-            segment.add(start, size, created - age_s)
+        notes = np.concatenate(self._notes.pop(found.sequence, [np.zeros(0, _NOTE)]))
+        notes = notes[np.argsort(notes["start"], kind="stable")]
+        superseded = self._superseded.get(found.sequence)
+        if superseded:
+            notes = notes[~np.isin(notes["start"], list(superseded))]
+        segment.fill(
+            Rows.of(
+                starts=notes["start"],
+                sizes=notes["size"],
+                touched=notes["created"] - (self._clock.wall - self._clock.now),
+                expires=notes["expires"],
+                fingerprints=notes["fingerprint"],
+            )
+        )
 
 
 def blocks_in(device: Device, *, store_id: bytes, number: int) -> tuple[list[tuple[Described, bytes, Located]], bool]:
@@ -320,14 +422,15 @@ def _table_in(device: Device, footer: Footer) -> Table:
 
 
 def _blocks_of_table(table: Table, found: _Found) -> list[tuple[int, bytes, Located]]:
-    """Puts the parts of each block together again: they lie one after another."""
+    """Puts the parts of each block together again: they lie one after another, the first of them first."""
     entries, keys = table.entries, keys_of(table.entries)
     blocks: list[tuple[int, bytes, Located]] = []
     rows = entries[["namespace", "part", "offset", "length", "checksum", "created", "expires"]].tolist()
-    for key, (namespace, part, offset, length, checksum, created, expires) in zip(keys, rows, strict=True):
-        place = PartAt(part, offset * BLOCK_BYTES, length, checksum)
+    tagged = zip(keys, tags_of(entries), rows, strict=True)
+    for key, tag, (namespace, part, offset, length, checksum, created, expires) in tagged:
+        place = PartAt(part, offset * BLOCK_BYTES, length, checksum, tag)
         last = blocks[-1] if blocks else None
-        if last is not None and last[:2] == (namespace, key):
+        if last is not None and last[:2] == (namespace, key) and part > last[2].parts[-1].part:
             blocks[-1] = (namespace, key, last[2]._replace(parts=(*last[2].parts, place)))
         else:
             blocks.append((namespace, key, Located(created, expires, found.number, found.sequence, (place,))))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -24,11 +25,13 @@ from kvstore_wire.limits import DIGEST_BYTES, MAX_KEY_BYTES, MIN_KEY_BYTES
 BLOCK_BYTES = 4096  # The largest sector of drives in use, and the page of a small-page kernel.
 VERSION = 1
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 1 << 34
-STORE_ID_BYTES, KEY_ID_BYTES, TAG_BYTES = 16, 16, 16
+STORE_ID_BYTES, KEY_ID_BYTES, SALT_BYTES, TAG_BYTES = 16, 16, 16, 16
+UNSEALED = bytes(KEY_ID_BYTES)
+ENTRY_SEALED = 1  # The flag of an entry whose part is sealed.
 HEADER_MAGIC, FOOTER_MAGIC = b"KVSEGHDR", b"KVSEGFTR"
 NAMESPACE_MAGIC, TABLE_MAGIC = b"KVSEGNSP", b"KVSEGTBL"
 _CHECKSUM = struct.Struct("<Q")
-_HEADER = struct.Struct("<8sII16sQQQQ16s")
+_HEADER = struct.Struct("<8sII16sQQQQ16s16s")
 _FOOTER = struct.Struct("<8sII16sQQQQQQ")
 _META = struct.Struct("<8sQII")  # Magic, sequence, index among its kind, how much of the block is used.
 _META_ROOM = BLOCK_BYTES - _META.size - _CHECKSUM.size
@@ -76,7 +79,7 @@ class BadSegment(Exception):
 class Header:
     """The first block. `sequence` is given once in the life of a store; the latest life of a segment has the highest.
 
-    `key_id` names the key that payload is sealed with; zeros where it is not.
+    `key_id` names the key that payload is sealed with, `salt` is random for each life; zeros where it is not sealed.
     """
 
     store_id: bytes
@@ -84,25 +87,26 @@ class Header:
     sequence: int
     size_bytes: int
     created_ns: int
-    key_id: bytes = bytes(KEY_ID_BYTES)
+    key_id: bytes = UNSEALED
+    salt: bytes = bytes(SALT_BYTES)
 
     def to_block(self) -> bytes:
         raw = _HEADER.pack(
             *(HEADER_MAGIC, VERSION, 0, self.store_id, self.number, self.sequence, self.size_bytes),
-            *(self.created_ns, self.key_id),
+            *(self.created_ns, self.key_id, self.salt),
         )
         return _sealed_block(raw)
 
     @staticmethod
     def of_block(raw: bytes | memoryview) -> Header:
         """Raises BadSegment."""
-        magic, version, flags, store_id, number, sequence, size, created_ns, key_id = _HEADER.unpack(
+        magic, version, flags, store_id, number, sequence, size, created_ns, key_id, salt = _HEADER.unpack(
             _checked(raw)[: _HEADER.size]
         )
         _check_kind("header", magic, HEADER_MAGIC, version, flags)
         if size % BLOCK_BYTES or not MIN_SEGMENT_BYTES <= size <= MAX_SEGMENT_BYTES:
             raise BadSegment("header.size", f"is {size}")
-        return Header(store_id, number, sequence, size, created_ns, key_id)
+        return Header(store_id, number, sequence, size, created_ns, key_id, salt)
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,11 @@ class Layout:
         names = -(-(self._namespace_bytes + more) // _META_ROOM)
         return self.end_bytes + (payload + tables + names + 1) * BLOCK_BYTES <= self.size_bytes
 
+    def offsets(self, lengths: Sequence[int]) -> list[int]:
+        """Returns where parts of these lengths would go, in bytes."""
+        sizes = [blocks_of(length) * BLOCK_BYTES for length in lengths]
+        return [self.end_bytes + before for before in accumulate(sizes, initial=0)][:-1]
+
     def add(
         self,
         described: Described,
@@ -193,17 +202,21 @@ class Layout:
         checksums: Sequence[int],
         created: float,
         expires: float = 0.0,
+        tags: Sequence[bytes] = (),
     ) -> list[int]:
-        """Places parts of one block, one after another; returns their offsets in bytes. Only what `fits`."""
+        """Places parts of one block, one after another; returns their offsets in bytes. Only what `fits`.
+
+        `tags`: of each part, where they are sealed.
+        """
         assert MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES
         rows = np.zeros(len(parts), ENTRY)
         rows["key_length"], rows["key"] = len(key), np.void(key.ljust(MAX_KEY_BYTES, b"\0"))
         rows["part"], rows["length"], rows["checksum"] = parts, lengths, np.array(checksums, np.uint64)
         rows["namespace"], rows["created"], rows["expires"] = self._place(described), created, expires
-        offsets = []
-        for length in lengths:
-            offsets.append(self.end_bytes)
-            self.end_bytes += blocks_of(length) * BLOCK_BYTES
+        if tags:
+            rows["flags"], rows["tag"] = ENTRY_SEALED, np.frombuffer(b"".join(tags), f"V{TAG_BYTES}")
+        offsets = self.offsets(lengths)
+        self.end_bytes += sum(map(blocks_of, lengths)) * BLOCK_BYTES
         rows["offset"] = np.array(offsets, np.int64) // BLOCK_BYTES
         self._rows.append(rows)
         self.entry_count += len(rows)
@@ -274,6 +287,12 @@ def keys_of(entries: Entries) -> list[bytes]:
     """Returns the key of each entry."""
     raw, size = entries["key"].tobytes(), MAX_KEY_BYTES
     return [raw[i * size : i * size + n] for i, n in enumerate(entries["key_length"].tolist())]
+
+
+def tags_of(entries: Entries) -> list[bytes]:
+    """Returns the tag of each entry; none of those that are not sealed."""
+    raw, size, flags = entries["tag"].tobytes(), TAG_BYTES, entries["flags"].tolist()
+    return [raw[i * size : (i + 1) * size] if flag & ENTRY_SEALED else b"" for i, flag in enumerate(flags)]
 
 
 def _plausible(entries: Entries, footer: Footer, namespace_count: int) -> npt.NDArray[np.bool_]:

@@ -2,7 +2,8 @@
 
 Rules
 - A record is durable before the index forgets the block, so that no failure brings back what was deleted.
-- A record speaks of segments up to a sequence number; once all of those are gone it says nothing any more.
+- A record speaks of all segments before a place, and of its own up to there: what is written behind it in the same
+  segment stays. Once all of those segments are gone it says nothing any more.
 - A torn last record was never acknowledged, and is dropped.
 """
 
@@ -21,20 +22,23 @@ from xxhash import xxh3_64_intdigest
 from kvstore.tiers.device import sync_names
 from kvstore_wire.limits import DIGEST_BYTES, MAX_KEY_BYTES
 
-_RECORD = struct.Struct(f"<QB{DIGEST_BYTES}s{MAX_KEY_BYTES}s")
+WHOLE = (1 << 32) - 1  # Behind the last block of every segment.
+_RECORD = struct.Struct(f"<QIB{DIGEST_BYTES}s{MAX_KEY_BYTES}s")
 _CHECKSUM = struct.Struct("<Q")
 RECORD_BYTES = _RECORD.size + _CHECKSUM.size
 
 
 class Tombstone(NamedTuple):
-    """A block, or with an empty key all blocks of a namespace, gone from segments up to `sequence`."""
+    """A block, or with an empty key all blocks of a namespace, gone from segments before `sequence`, and from that one
+    where it begins before `end`, in blocks of the device."""
 
     sequence: int
     digest: bytes
     key: bytes = b""
+    end: int = WHOLE
 
     def to_bytes(self) -> bytes:
-        raw = _RECORD.pack(self.sequence, len(self.key), self.digest, self.key)
+        raw = _RECORD.pack(self.sequence, self.end, len(self.key), self.digest, self.key)
         return raw + _CHECKSUM.pack(xxh3_64_intdigest(raw))
 
 
@@ -85,11 +89,12 @@ class Tombstones:
             raw = os.pread(self._fd, RECORD_BYTES, at)
             body = raw[: _RECORD.size]
             sum_ok = len(raw) == RECORD_BYTES and _CHECKSUM.unpack(raw[_RECORD.size :])[0] == xxh3_64_intdigest(body)
-            sequence, key_length, digest, key = _RECORD.unpack(body) if sum_ok else (0, MAX_KEY_BYTES + 1, b"", b"")
+            nothing = (0, 0, MAX_KEY_BYTES + 1, b"", b"")
+            sequence, end, key_length, digest, key = _RECORD.unpack(body) if sum_ok else nothing
             if key_length > MAX_KEY_BYTES:
                 self.damaged_count += 1
             else:
-                yield Tombstone(sequence, digest, key[:key_length])
+                yield Tombstone(sequence, digest, key[:key_length], end)
 
     def forget_below(self, sequence: int) -> None:
         """Drops the records that speak only of segments before `sequence`. Raises OSError: then all stay."""
@@ -123,15 +128,20 @@ class Tombstones:
 
 
 class Graveyard:
-    """Tells of an entry whether it was deleted."""
+    """Tells of an entry whether it was deleted. `last_sequence`: the highest that a record speaks of, 0 for none."""
 
     def __init__(self, tombstones: Iterable[Tombstone]) -> None:
-        self._last: dict[tuple[bytes, bytes], int] = {}
+        self._last: dict[tuple[bytes, bytes], tuple[int, int]] = {}
+        self.last_sequence = 0
         for t in tombstones:
             place = (t.digest, t.key)
-            self._last[place] = max(t.sequence, self._last.get(place, 0))
+            self._last[place] = max((t.sequence, t.end), self._last.get(place, (0, 0)))
+            self.last_sequence = max(self.last_sequence, t.sequence)
 
-    def has(self, digest: bytes, key: bytes, sequence: int) -> bool:
-        """Whether a block that lies in a segment of that sequence number was deleted since it was written."""
-        last = self._last
-        return bool(last) and sequence <= max(last.get((digest, key), -1), last.get((digest, b""), -1))
+    def __bool__(self) -> bool:
+        return bool(self._last)
+
+    def has(self, digest: bytes, key: bytes, sequence: int, start: int = 0) -> bool:
+        """Whether a block that begins there, `start` in blocks of the device, was deleted since it was written."""
+        last, here = self._last, (sequence, start)
+        return here < last.get((digest, key), (0, 0)) or here < last.get((digest, b""), (0, 0))

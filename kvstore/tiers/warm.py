@@ -1,8 +1,11 @@
 """The warm tier: blocks on disk, written as they leave memory and read back on demand.
 
 Rules
-- One thread writes: payload, tables, the index, deletions, in the order they were asked for. Several threads read.
+- One thread writes: payload, tables, the index, deletions, in the order they were asked for. It alone changes the book,
+  the residents and what is pending; everyone else looks at them as they are, without a lock. Several threads read.
+- No call waits for the disk, nor for a lock that is held for longer than it takes to put something into a queue.
 - What was written can be read at once; it outlives the process once its segment is sealed.
+- What is to be deleted is not found from the moment that was asked for.
 - One segment is always free or being written, so that the live blocks of one that is given up have a place to go.
 - A fault of the disk is never a fault of a caller: writes are refused, reads are misses, and both are counted. Whoever
   uses the tier sees `fault` and calls `heal` until it is gone.
@@ -15,24 +18,39 @@ import errno
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import chain, islice, zip_longest
+from typing import Any, NamedTuple, TypeVar
 
-from kvstore.core.segments import Segment, SegmentBook
-from kvstore.tiers.device import Device, Disk, aligned
-from kvstore.tiers.index import Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
+from kvstore.core.columns import Longs
+from kvstore.core.residents import Residents, fingerprint_of
+from kvstore.core.segments import Segment, SegmentBook, SegmentState
+from kvstore.tiers.device import Disk, aligned
+from kvstore.tiers.index import MOST_CHANGES, Change, Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
+from kvstore.tiers.lending import Gone, Lending
+from kvstore.tiers.marks import Marks
+from kvstore.tiers.pool import DaemonPool
 from kvstore.tiers.reader import PartIn, mismatched, read_run, runs_of
 from kvstore.tiers.recovery import blocks_in, name_of
+from kvstore.tiers.sealing import Keyring, WrongKey
 from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Header, Layout, blocks_of
-from kvstore.tiers.tombstones import Tombstone, Tombstones
+from kvstore.tiers.tombstones import WHOLE, Tombstone, Tombstones
+from kvstore.tiers.watch import Watch
 from kvstore.tiers.writer import BlockOut, SegmentWriter
 
 _LOG = logging.getLogger("kvstore.warm")
 BATCH_BYTES = 8 << 20  # Written in one piece.
-_FAULTS = (OSError, IndexBroken, BadSegment)
+MOST_NOTES = 1 << 16  # Uses that wait to be noted; of more the oldest are forgotten.
+_NOTES_EVERY_S = 1.0
+_FIND_KEYS = 1000  # In one look-up of the thread that writes.
+_FEW_TOMBSTONES = 10_000  # Kept without a thought of the segments that they speak of.
+_FOR_EVER = float("inf")
+_DAMAGE = (BadSegment, WrongKey)
+_FAULTS = (OSError, IndexBroken, *_DAMAGE)
+_T = TypeVar("_T")
 
 
 class Clocks(NamedTuple):
@@ -60,8 +78,18 @@ class Wanted(NamedTuple):
     pieces: Sequence[memoryview]
 
 
+class Purged(NamedTuple):
+    """What was forgotten."""
+
+    block_count: int
+    size_bytes: int
+
+
 class WarmTier:
-    """Owns its threads, the index, the log of deletions and the open devices, from construction to `close`."""
+    """Owns its threads, the index, the log of deletions and the open devices, from construction to `close`.
+
+    `keyring`: seals what is written, and opens what was sealed.
+    """
 
     def __init__(
         self,
@@ -74,84 +102,104 @@ class WarmTier:
         store_id: bytes,
         clocks: Clocks,
         settings: WarmSettings | None = None,
+        keyring: Keyring | None = None,
     ) -> None:
         self._disk, self._book, self._index, self._tombstones = disk, book, index, tombstones
-        self._store_id = store_id
+        self._store_id, self._keyring = store_id, keyring
         self.settings, self._clocks = settings or WarmSettings(), clocks
-        self._lock = threading.Condition()
-        self._namespaces = namespaces
+        self._residents = Residents(book)
+        self._lock = threading.Condition()  # Of the queue, the fault and the counts.
+        self._namespaces = namespaces  # Replaced, never changed.
         self._pending: dict[tuple[bytes, bytes], Located] = {}  # Written, and not in the index yet.
         self._queue: deque[_Block | _Errand] = deque()  # In the order they were asked for.
         self._queued_bytes = 0
+        self._marks = Marks()
+        self._notes: deque[tuple[tuple[int, int], int, float]] = deque(maxlen=MOST_NOTES)
+        self._losing: set[tuple[int, int]] = set()
+        self._kept_tombstones = tombstones.count
         self._closing = False
+        self._closer: threading.Thread | None = None
         self.fault: Exception | None = None
         self.counts: Counter[str] = Counter()
-        self._devices: dict[tuple[int, int], _Open] = {}
+        self._watch = Watch(clocks.now)
+        self._lending = Lending(disk, book.get, store_id=store_id, keyring=keyring)
         self._open: tuple[Segment, SegmentWriter] | None = None
-        self._readers = ThreadPoolExecutor(self.settings.readers, "kvstore-warm-read")
+        self._pool = DaemonPool(self.settings.readers, "kvstore-warm-read")
         self._writer = threading.Thread(target=self._write_all, name="kvstore-warm-write", daemon=True)
         self._writer.start()
 
     # -- looking up ----------------------------------------------------------------------------------------------
 
-    def find(self, digest: bytes, keys: Sequence[bytes]) -> list[Located | None]:
-        """Returns where blocks lie, None for those that are not here, or cannot be looked up."""
-        with self._lock:
-            namespace = self._namespaces.get(digest)
-            found: list[Located | None] = [self._pending.get((digest, key)) for key in keys]
-        missing = [i for i, located in enumerate(found) if located is None]
-        if namespace is not None and missing:
-            try:
-                stored = self._index.find(namespace.id, [keys[i] for i in missing])
-            except IndexBroken as error:
-                self._failed(error)
-                stored = [None] * len(missing)
-            for i, located in zip(missing, stored, strict=True):
-                found[i] = located
-        wall = self._clocks.wall()
-        with self._lock:
-            return [self._usable(located, wall) for located in found]
+    def has(self, digest: bytes, keys: Sequence[bytes]) -> list[bool]:
+        """Tells of each block whether it is here: not deleted, and its time not over. In memory alone.
 
-    def touch(self, located: Located) -> None:
-        """Notes that a block was used, here or in memory."""
-        with self._lock:
-            self._book.touch(*located.life, located.start, self._clocks.now())
+        Where a purge of the namespace is under way, no for all of its blocks. A yes may be wrong where the segment goes
+        in this moment, or for one pair of blocks in 10^19.
+        """
+        found = self._residents.has(digest, keys, self._clocks.wall())
+        if self._marks:
+            hides = self._marks.hides
+            found = [one and not hides(digest, key) for key, one in zip(keys, found, strict=True)]
+        return found
 
-    def _usable(self, located: Located | None, wall: float) -> Located | None:
-        if located is None or self._book.get(*located.life) is None or 0 < located.expires <= wall:
-            return None
-        return located
+    def locate(self, digest: bytes, keys: Sequence[bytes]) -> Future[list[Located | None]]:
+        """Looks up where blocks lie, in a thread that reads: None for those that are not here, or cannot be looked up.
+
+        The future can be cancelled until that has begun.
+        """
+        asked = list(keys)
+        return self._pool.submit(lambda: self._locate(digest, asked), otherwise=[None] * len(asked))
+
+    def still_has(self, life: tuple[int, int], start: int) -> bool:
+        """Whether a block lies at that place still."""
+        return self._book.has(*life, start)
+
+    def note_used(self, life: tuple[int, int], start: int, touched: float) -> None:
+        """Notes when a block was last used, here or in memory, for the choice of what is given up."""
+        self._notes.append((life, start, touched))
+
+    @property
+    def lives(self) -> Longs:
+        """By a segment's number the sequence number of the life it is in, 0 where it holds nothing. To be read only."""
+        return self._book.lives
+
+    def namespaces(self) -> dict[bytes, bytes]:
+        """Returns the message of each namespace that blocks may be stored in, by its digest."""
+        return {digest: at.spec for digest, at in self._namespaces.items()}
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write(self, block: BlockOut) -> Future[bool]:
-        """Writes a block; tells whether it can be found now. False at once where the queue is full or the disk failed.
+    def write(self, block: BlockOut) -> Future[Located | None]:
+        """Writes a block; tells where it lies now. None where it could not be written; at once where the queue is full,
+        the disk failed, or the block has no bytes or more than a segment takes.
 
-        Owns: the pieces until the future is resolved.
+        Owns: the pieces until the future is resolved. It cannot be cancelled.
         """
         item = _Block(block, sum(map(len, block.pieces)))
-        fits = Layout(self._book.rules.segment_bytes).fits(block.lengths, block.described)
+        fits = item.size_bytes and Layout(self._book.rules.segment_bytes).fits(block.lengths, block.described)
         with self._lock:
             is_full = self._queued_bytes + item.size_bytes > self.settings.queue_bytes
             if self._closing or self.fault is not None or is_full or not fits:
                 self.counts["refused_blocks"] += 1
-                item.future.set_result(False)
+                item.future.set_result(None)
                 return item.future
             self._queue.append(item)
             self._queued_bytes += item.size_bytes
             self._lock.notify_all()
         return item.future
 
-    def delete(self, digest: bytes, keys: Sequence[bytes]) -> Future[None]:
-        """Forgets blocks, those that wait to be written included; durable when the future is resolved.
+    def delete(self, digest: bytes, keys: Sequence[bytes]) -> Future[int]:
+        """Forgets blocks, those that wait to be written included; tells how many were here. Durable when it is done.
 
-        Fails with OSError or IndexBroken: then they are forgotten by this process, and may be back after a restart.
+        Fails with OSError or IndexBroken: then this process does not find them, `heal` tries again, and without that
+        they may be back after a restart.
         """
-        return self._errand(lambda: self._delete(digest, keys))
+        asked = list(dict.fromkeys(keys))
+        return self._forgetting(digest, asked, _FOR_EVER, lambda: self._delete(digest, asked))
 
-    def purge(self, digest: bytes) -> Future[None]:
-        """Forgets all blocks of a namespace; as `delete`."""
-        return self._errand(lambda: self._purge(digest))
+    def purge(self, digest: bytes, created_before: float = _FOR_EVER) -> Future[Purged]:
+        """Forgets a namespace's blocks that were made before a time of the wall clock; as `delete`."""
+        return self._forgetting(digest, None, created_before, lambda: self._purge(digest, created_before))
 
     def flush(self) -> Future[None]:
         """Writes what waits, and seals the open segment, so that all of it outlives the process."""
@@ -161,69 +209,123 @@ class WarmTier:
         """Changes the capacity; what is beyond it is given up when the future is resolved."""
 
         def resize() -> None:
-            with self._lock:
-                self._book.resize(capacity_bytes)
-            self._shrink()
+            self._book.resize(capacity_bytes)
+            while self._book.excess_count and self._give_up_one(rewrite=False):
+                pass
 
         return self._errand(resize)
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read(self, wanted: Sequence[Wanted]) -> Future[list[bool]]:
         """Reads blocks; tells of each whether all of its parts have landed as they were written.
 
-        Owns: the pieces until the future is resolved. A part that is damaged takes its block out of the tier.
+        Owns: the pieces until the future is resolved, or was cancelled, which it can be until reading has begun. A part
+        that is damaged takes its block out of the tier.
         """
-        return self._readers.submit(self._read, list(wanted))
+        asked = list(wanted)
+        return self._pool.submit(lambda: self._read(asked), otherwise=[False] * len(asked))
 
     # -- health --------------------------------------------------------------------------------------------------
 
+    @property
+    def stalled_s(self) -> float:
+        """How long the longest call of the device now under way has taken; 0 if there is none."""
+        return self._watch.stalled_s
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._queued_bytes
+
+    @property
+    def written_bytes(self) -> int:
+        """Of payload, since the tier was opened."""
+        return self._book.written_bytes
+
+    def gauges(self) -> dict[str, int]:
+        """How the tier is now."""
+        book = self._book
+        return {
+            "capacity_bytes": book.capacity_count * book.rules.segment_bytes,
+            "stored_bytes": book.stored.size_bytes,
+            "stored_blocks": book.stored.block_count,
+            "segments": len(book),
+            "free_segments": book.count(SegmentState.FREE),
+            "bad_segments": book.count(SegmentState.BAD),
+            "queued_bytes": self._queued_bytes,
+            "written_bytes": book.written_bytes,
+            "rewritten_bytes": book.rewritten_bytes,
+            "namespaces": len(self._namespaces),
+        }
+
     def heal(self) -> Future[None]:
-        """Tries the disk; writes are taken again if it works. Fails with what is still wrong."""
+        """Tries the disk where it failed; writes are taken again if it works. Fails with what is still wrong."""
 
         def probe() -> None:
+            if self.fault is None:
+                return
             self._close_open()
+            if isinstance(self.fault, IndexBroken):
+                with self._watch.call():
+                    self._index.reopen()
+            self._delete_undone()
+            self._begin()
             with self._lock:
                 self.fault = None
-            self._begin()
 
         return self._errand(probe)
 
     def close(self, *, timeout_s: float = 30.0) -> None:
-        """Writes what waits, seals, and gives everything back; no longer than that where the disk hangs. Idempotent."""
+        """Does what waits, seals, and gives everything back; no longer than that where the disk hangs. Idempotent.
+
+        Where it took longer, what waits is lost, and what is under way goes on.
+        """
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-        self._writer.join(timeout_s)
-        if self._writer.is_alive():
+            if self._closer is None:
+                self._closer = threading.Thread(target=self._give_back, name="kvstore-warm-close", daemon=True)
+                self._closer.start()
+        self._closer.join(timeout_s)
+        if self._closer.is_alive():
             _LOG.error("the disk hangs: what was not written is lost")
-            return
-        self._readers.shutdown(wait=True)
-        for opened in self._devices.values():
-            opened.device.close()
-        self._devices.clear()
+            self._abandon()
+            self._pool.abandon()
+
+    def _give_back(self) -> None:
+        self._writer.join()
+        self._pool.close()
+        self._lending.close()
         self._index.close()
         self._tombstones.close()
+
+    def _abandon(self) -> None:
+        """Ends what waits for the thread that writes, without doing it."""
+        with self._lock:
+            waiting, self._queue = self._queue, deque()
+            self._queued_bytes = 0
+        for item in waiting:
+            if isinstance(item, _Block):
+                item.future.set_result(None)
+            else:
+                item.future.set_exception(OSError("the tier was closed before"))
 
     # -- the thread that writes ----------------------------------------------------------------------------------
 
     def _write_all(self) -> None:
         while True:
             with self._lock:
-                while not (self._queue or self._closing):
-                    self._lock.wait()
-                if not self._queue:
+                while not (self._queue or self._closing or self._notes):
+                    self._lock.wait(_NOTES_EVERY_S)
+                if self._closing and not self._queue:
                     break
                 batch = self._take_batch()
-                errand = self._queue.popleft() if not batch else None
+                errand = self._queue.popleft() if self._queue and not batch else None
             if batch:
                 self._write_batch(batch)
             elif isinstance(errand, _Errand):
                 self._run(errand)
+            self._take_notes()
         with suppress(*_FAULTS):
             self._seal()
         self._close_open()
@@ -240,104 +342,110 @@ class WarmTier:
             batch.append(item)
         return batch
 
+    def _take_notes(self) -> None:
+        for _ in range(len(self._notes)):
+            life, start, touched = self._notes.popleft()
+            self._book.touch(*life, start, touched)
+
     def _write_batch(self, batch: list[_Block]) -> None:
         left = [item.block for item in batch]
-        written: set[int] = set()
+        placed: list[Located] = []
         try:
             while left and self.fault is None:
-                placed = self._place(left)
-                written.update(map(id, left[:placed]))
-                left = left[placed:]
-        except _FAULTS as error:
+                more = self._place(left)
+                placed += more
+                left = left[len(more) :]
+                if left:
+                    self._seal()
+        except Exception as error:  # noqa: BLE001 - whoever asked is told; the thread must live
             self._failed(error)
         with self._lock:
             self._queued_bytes -= sum(item.size_bytes for item in batch)
-            self.counts["written_blocks"] += len(written)
-            self.counts["failed_blocks"] += len(batch) - len(written)
-        for item in batch:
-            item.future.set_result(id(item.block) in written)
+            self.counts["written_blocks"] += len(placed)
+            self.counts["failed_blocks"] += len(batch) - len(placed)
+        for item, located in zip_longest(batch, placed):
+            item.future.set_result(located)
 
-    def _place(self, blocks: list[BlockOut], *, touched: float | None = None) -> int:
-        """Writes leading blocks to the open segment, begun where there is none; returns how many. A full one is sealed.
+    def _place(self, blocks: list[BlockOut], *, touched: float | None = None) -> list[Located]:
+        """Writes leading blocks to the open segment, begun where there is none; returns where they lie.
 
-        `touched`: they were on disk before, and were last used then.
+        `touched`: they were on disk before, and were last used then. Raises OSError and IndexBroken.
         """
         segment, writer = self._open or self._begin()
-        placed = writer.write(blocks)
-        now = self._clocks.now()
-        with self._lock:
-            for block, offsets in placed:
-                rows = zip(block.parts, offsets, block.lengths, block.checksums, strict=True)
-                parts = tuple(PartAt(*row) for row in rows)
-                located = Located(block.created, block.expires, segment.number, segment.sequence, parts)
-                self._replace(block.described.digest, block.key, located)
-                again = touched is not None
-                segment.add(located.start, located.size_bytes, now if touched is None else touched, used=again)
-                self._book.wrote(located.size_bytes, again=again)
-        if len(placed) < len(blocks):
-            self._seal()
-        return len(placed)
+        with self._watch.call():
+            placed = writer.write(blocks)
+        now = self._clocks.now() if touched is None else touched
+        found = []
+        for one in placed:
+            block = one.block
+            parts = tuple([PartAt(*row) for row in one.rows()])
+            located = Located(block.created, block.expires, segment.number, segment.sequence, parts)
+            self._note(segment, block, located, now, again=touched is not None)
+            found.append(located)
+        return found
 
-    def _replace(self, digest: bytes, key: bytes, located: Located) -> None:
-        """Notes the new place of a block; the old one of this process is dropped from the book."""
-        old = self._pending.get((digest, key))
-        self._pending[digest, key] = located
-        if old is not None:
-            self._book.drop(*old.life, old.start)
+    def _note(self, segment: Segment, block: BlockOut, located: Located, touched: float, *, again: bool) -> None:
+        """Notes where a block lies now; its older copy goes out of the book."""
+        digest = block.described.digest
+        row = segment.add(
+            located.start,
+            located.size_bytes,
+            touched,
+            used=again,
+            fingerprint=fingerprint_of(digest, block.key),
+            expires=block.expires,
+        )
+        self._namespace(block.described)
+        self._pending[digest, block.key] = located
+        self._residents.put(segment, row)
+        self._book.wrote(located.size_bytes, again=again)
 
     def _begin(self) -> tuple[Segment, SegmentWriter]:
         """Begins the next segment; then sees to it that another one is free. Raises OSError and IndexBroken."""
-        with self._lock:
-            segment = self._book.open()
+        segment = self._book.open()
         if segment is None:  # Nothing was left free: capacity that was taken away, or segments that failed.
             self._give_up_one(rewrite=False)
-            with self._lock:
-                segment = self._book.open()
+            segment = self._book.open()
             if segment is None:
                 raise OSError(errno.ENOSPC, "no segment can be had")
         size = self._book.rules.segment_bytes
         header = Header(self._store_id, segment.number, segment.sequence, size, self._wall_ns())
         try:
-            writer = SegmentWriter.begin(self._disk, name_of(segment.number), header)
+            with self._watch.call():
+                writer = SegmentWriter.begin(self._disk, name_of(segment.number), header, keyring=self._keyring)
         except OSError:
-            with self._lock:
-                self._book.give_up(segment)
+            self._book.give_up(segment)
             raise
+        self._lending.add((segment.number, segment.sequence), writer.device, writer.key)
         self._open = (segment, writer)
-        with self._lock:
-            self._devices[segment.number, segment.sequence] = _Open(writer.device)
-            is_last = not self._book.has_room
-        if is_last:
+        if not self._book.has_room:
             self._give_up_one(rewrite=True)
         return self._open or self._begin()
 
     def _seal(self) -> None:
-        """Makes the open segment and its places in the index durable. Raises OSError and IndexBroken."""
+        """Makes the open segment durable, and its blocks known to the index. Raises OSError and IndexBroken."""
         if self._open is None:
             return
         segment, writer = self._open
         if writer.layout.is_empty:
             return
-        writer.seal(self._wall_ns())
+        with self._watch.call():
+            writer.seal(self._wall_ns())
         change = self._index.change()
-        with self._lock:
-            mine = {place: at for place, at in self._pending.items() if at.life == (segment.number, segment.sequence)}
-            part_count = used_bytes = 0
-            for described in writer.layout.namespaces:
-                change.put_namespace(described.digest, self._namespace(described))
-            for (digest, key), located in mine.items():
-                change.put_block(self._namespaces[digest].id, key, located)
-                part_count += len(located.parts)
-                used_bytes += located.size_bytes
-            change.put_segment(segment.number, SegmentAt(segment.sequence, part_count, used_bytes))
-        self._index.apply(change)
-        with self._lock:
-            for place, located in mine.items():
-                if self._pending.get(place) == located:
-                    del self._pending[place]
-            self._book.seal(segment)
-            self._open = None
-            self.counts["sealed_segments"] += 1
+        part_count = used_bytes = 0
+        for described in writer.layout.namespaces:
+            change.put_namespace(described.digest, self._namespace(described))
+        for (digest, key), located in self._pending.items():
+            change.put_block(self._namespaces[digest].id, key, located)
+            part_count += len(located.parts)
+            used_bytes += located.size_bytes
+            change = self._apply_if_full(change)
+        change.put_segment(segment.number, SegmentAt(segment.sequence, part_count, used_bytes))
+        self._apply(change)  # The segment with the last of its blocks: until then the table counts.
+        self._pending = {}  # Of this segment, all of it: no other is open.
+        self._book.seal(segment)
+        self._open = None
+        self._count("sealed_segments")
 
     def _wall_ns(self) -> int:
         return int(self._clocks.wall() * 1e9)
@@ -346,42 +454,51 @@ class WarmTier:
         known = self._namespaces.get(described.digest)
         if known is None:
             number = max((n.id for n in self._namespaces.values()), default=0) + 1
-            known = self._namespaces[described.digest] = NamespaceAt(number, described.spec)
+            known = NamespaceAt(number, described.spec)
+            self._namespaces = {**self._namespaces, described.digest: known}
         return known
 
     # -- giving up -----------------------------------------------------------------------------------------------
 
     def _give_up_one(self, *, rewrite: bool) -> bool:
         """Gives up the segment that holds least that is live, which is written again; false if there is none."""
-        with self._lock:
-            since = self._book.live_since()
-            victim = self._book.victim(since)
-            if victim is None:
-                return False
-            rows = [int(victim.start[row]) for row in victim.worth_rewriting(since)] if rewrite else []
-        blocks, is_whole = self._blocks_of(victim)
-        if rewrite:
-            self._rewrite(victim, rows, {block[2].start: block for block in blocks})
-        change = self._index.change()
-        for namespace_id, key in self._places_in(victim, blocks if is_whole else None):
-            change.drop_block(namespace_id, key)
-        change.drop_segment(victim.number)
-        self._index.apply(change)
-        gone = self._leave(victim)
-        with self._lock:
-            self.counts["given_up_segments"] += 1
-        if gone:
-            self._disk.remove(name_of(victim.number))
+        self._take_notes()
+        since = self._book.live_since()
+        victim = self._book.victim(since)
+        if victim is None:
+            return False
+        self._give_up(victim, victim.worth_rewriting(since) if rewrite else [])
         return True
+
+    def _give_up(self, victim: Segment, rows: Sequence[int]) -> None:
+        """Gives up a sealed segment, after these of its blocks were written again. Raises OSError and IndexBroken."""
+        blocks, is_whole = self._blocks_of(victim)
+        self._rewrite(victim, rows, {block[2].start: block for block in blocks} if rows else {})
+        places = self._places_in(victim, blocks if is_whole else None)
+        change = self._index.change()
+        for namespace_id, key in places:
+            change.drop_block(namespace_id, key)
+            change = self._apply_if_full(change)
+        change.drop_segment(victim.number)
+        self._apply(change)
+        gone = self._leave(victim)
+        self._count("given_up_segments")
+        if gone:
+            with self._watch.call():
+                self._disk.remove(name_of(victim.number))
+        self._forget_tombstones()
 
     def _blocks_of(self, segment: Segment) -> tuple[list[tuple[Described, bytes, Located]], bool]:
         """Returns what a sealed segment's table says that it holds, and whether it says all."""
         try:
-            with self._opened(segment.number, segment.sequence) as device:
-                return blocks_in(device, store_id=self._store_id, number=segment.number)
-        except (OSError, BadSegment) as error:
+            with self._watch.call(), self._lending.lent((segment.number, segment.sequence)) as lent:
+                return blocks_in(lent.device, store_id=self._store_id, number=segment.number)
+        except FileNotFoundError:
+            _LOG.error("segment %d has been removed by somebody else", segment.number)
+            self._count("lost_segments")
+        except (OSError, *_DAMAGE) as error:
             _LOG.warning("the table of segment %d cannot be read: %s", segment.number, error)
-            return [], False
+        return [], False
 
     def _places_in(
         self, segment: Segment, blocks: list[tuple[Described, bytes, Located]] | None
@@ -391,103 +508,218 @@ class WarmTier:
         if blocks is None:
             yield from ((name, key) for name, key, located in self._index.blocks() if located.life == life)
             return
+        by_namespace: dict[bytes, list[tuple[bytes, Located]]] = {}
         for described, key, located in blocks:
-            namespace = self._namespaces.get(described.digest)
-            if namespace is not None and self._index.find(namespace.id, [key])[0] == located:
-                yield namespace.id, key
+            by_namespace.setdefault(described.digest, []).append((key, located))
+        for digest, there in by_namespace.items():
+            namespace = self._namespaces.get(digest)
+            if namespace is None:
+                continue
+            found = self._find(namespace.id, [key for key, _ in there])
+            for (key, located), now in zip(there, found, strict=True):
+                if now == located:
+                    yield namespace.id, key
 
     def _rewrite(
         self, victim: Segment, rows: Sequence[int], blocks: dict[int, tuple[Described, bytes, Located]]
     ) -> None:
         """Writes live blocks again that are not in memory, within their share. Raises OSError."""
-        for start in rows:
-            found = blocks.get(start)
+        wall = self._clocks.wall()
+        for row in rows:
+            found = blocks.get(victim.start_of(row))
             if found is None or self.settings.is_hot(found[0].digest, found[1]):
                 continue
-            described, key, located = found
-            with self._lock:
-                current = self._current(described.digest, key)
-                if current != located or not self._book.may_rewrite(located.size_bytes):
-                    continue
-                touched = float(victim.touched[victim.row_at(start) or 0])
-            block = self._loaded(victim, described, key, located)
-            if block is None:
+            located = found[2]
+            if 0 < located.expires <= wall or not self._book.may_rewrite(located.size_bytes):
                 continue
-            if self._place([block], touched=touched):
-                with self._lock:
-                    self.counts["rewritten_blocks"] += 1
-
-    def _current(self, digest: bytes, key: bytes) -> Located | None:
-        pending = self._pending.get((digest, key))
-        namespace = self._namespaces.get(digest)
-        if pending is not None or namespace is None:
-            return pending
-        return self._index.find(namespace.id, [key])[0]
+            touched = float(victim.rows.touched[row])
+            block = self._loaded(victim, *found)
+            if block is not None and self._place([block], touched=touched):
+                self._count("rewritten_blocks")
 
     def _loaded(self, segment: Segment, described: Described, key: bytes, located: Located) -> BlockOut | None:
         """Reads a block to write it again; None if it is damaged."""
         memory = aligned(located.size_bytes)
-        parts = _parts_in(0, located, [memory[p.offset - located.start :][: _room(p.length)] for p in located.parts])
-        with self._opened(segment.number, segment.sequence) as device:
-            device.read(located.start, [memory[: located.size_bytes]])
-        if mismatched(parts):
-            return None
+        pieces = [memory[p.offset - located.start :][: _room(p.length)] for p in located.parts]
+        parts = _parts_in(0, Wanted(described.digest, key, located, pieces))
+        with self._watch.call(), self._lending.lent((segment.number, segment.sequence)) as lent:
+            lent.device.read(located.start, [memory[: located.size_bytes]])
+            if mismatched(parts, lent.key):
+                return None
         return BlockOut(
             described,
             key,
             [p.part for p in located.parts],
             [p.length for p in located.parts],
             [p.checksum for p in located.parts],
-            [p.piece for p in parts],
+            pieces,
             created=located.created,
             expires=located.expires,
         )
 
-    def _shrink(self) -> None:
-        while self._book.excess_count and self._give_up_one(rewrite=False):
-            pass
+    def _leave(self, segment: Segment) -> bool:
+        """Gives a segment up: nobody begins to read it, and nobody reads it any more when this returns.
+
+        Tells whether it has gone, and is not to be used again.
+        """
+        return self._lending.leave((segment.number, segment.sequence), lambda: self._book.give_up(segment))
+
+    def _close_open(self) -> None:
+        """Gives up the open segment: what lay in it is not found any more."""
+        if self._open is None:
+            return
+        segment, writer = self._open
+        self._open = None
+        self._pending = {}
+        self._leave(segment)
+        writer.close()
 
     # -- deleting ------------------------------------------------------------------------------------------------
 
-    def _delete(self, digest: bytes, keys: Sequence[bytes]) -> None:
-        with self._lock:
-            namespace = self._namespaces.get(digest)
-            gone = [self._pending.pop((digest, key), None) for key in keys]
-            sequence = self._book.last_sequence
-        if namespace is None and not any(gone):
-            return
-        self._tombstones.add([Tombstone(sequence, digest, key) for key in keys])
-        if namespace is not None:
-            gone += self._index.find(namespace.id, keys)
-            change = self._index.change()
-            for key in keys:
-                change.drop_block(namespace.id, key)
-            self._index.apply(change)
-        self._dropped(gone)
+    def _forgetting(self, digest: bytes, keys: list[bytes] | None, before: float, work: Callable[[], _T]) -> Future[_T]:
+        """Hides blocks, and has them deleted."""
 
-    def _purge(self, digest: bytes) -> None:
-        with self._lock:
-            namespace = self._namespaces.get(digest)
-            places = [place for place in self._pending if place[0] == digest]
-            gone: list[Located | None] = [self._pending.pop(place) for place in places]
-            sequence = self._book.last_sequence
+        def run() -> _T:
+            try:
+                return work()
+            except BaseException:
+                self._marks.failed(digest, keys, before)
+                raise
+            finally:
+                self._marks.done(ticket)
+
+        with self._lock:  # So that tickets are in the order of the queue.
+            ticket = self._marks.ask(digest, keys)
+            return self._errand(run)
+
+    def _delete(self, digest: bytes, keys: Sequence[bytes]) -> int:
+        namespace = self._namespaces.get(digest)
         if namespace is None:
-            return
-        self._tombstones.add([Tombstone(sequence, digest)])
-        gone += [located for name, _, located in self._index.blocks() if name == namespace.id]
+            return 0
+        sequence, end = self._horizon()
+        self._bury([Tombstone(sequence, digest, key, end) for key in keys])
+        stored = self._find(namespace.id, keys)
         change = self._index.change()
-        change.drop_blocks_of(namespace.id)
-        self._index.apply(change)
-        self._dropped(gone)
+        count = 0
+        for key, located in zip(keys, stored, strict=True):
+            if located is not None:
+                change.drop_block(namespace.id, key)
+                change = self._apply_if_full(change)
+            here = [self._forget(digest, key, at) for at in (self._pending.get((digest, key)), located) if at]
+            count += any(here)
+        self._apply(change)
+        self._count("deleted_blocks", count)
+        return count
 
-    def _dropped(self, gone: Sequence[Located | None]) -> None:
-        with self._lock:
-            for located in gone:
-                if located is not None:
-                    self._book.drop(*located.life, located.start)
-                    self.counts["deleted_blocks"] += 1
+    def _purge(self, digest: bytes, before: float) -> Purged:
+        namespace = self._namespaces.get(digest)
+        if namespace is None:
+            return Purged(0, 0)
+        is_whole = before == _FOR_EVER
+        if is_whole:
+            sequence, end = self._horizon()
+            self._bury([Tombstone(sequence, digest, b"", end)])
+        pending = ((key, at) for (other, key), at in list(self._pending.items()) if other == digest)
+        stored = ((key, at) for _, key, at in self._index.blocks(namespace.id))
+        found = ((key, at) for key, at in chain(pending, stored) if at.created < before)
+        count = size = 0
+        while chunk := list(islice(found, MOST_CHANGES)):
+            change = self._index.change()
+            if not is_whole:
+                self._bury([_tombstone_of(digest, key, at) for key, at in chunk])
+            for key, at in chunk:
+                if not is_whole:
+                    change.drop_block(namespace.id, key)
+                if self._forget(digest, key, at):
+                    count, size = count + 1, size + at.size_bytes
+            self._apply(change)
+        if is_whole:
+            change = self._index.change()
+            change.drop_blocks_of(namespace.id)
+            self._apply(change)
+        self._count("deleted_blocks", count)
+        return Purged(count, size)
+
+    def _delete_undone(self) -> None:
+        """Tries again what could not be deleted. Raises OSError and IndexBroken."""
+        marks = self._marks
+        for digest, before in list(marks.undone_purges.items()):
+            self._purge(digest, before)
+            del marks.undone_purges[digest]
+        for digest, keys in list(marks.undone_keys.items()):
+            self._delete(digest, list(keys))
+            del marks.undone_keys[digest]
+
+    def _horizon(self) -> tuple[int, int]:
+        """Returns the place that all blocks written so far lie before: a sequence number, and a block of the device."""
+        if self._open is None:
+            return self._book.last_sequence, WHOLE
+        segment, writer = self._open
+        return segment.sequence, writer.layout.end_bytes // BLOCK_BYTES
+
+    def _bury(self, tombstones: Sequence[Tombstone]) -> None:
+        with self._watch.call():
+            self._tombstones.add(tombstones)
+
+    def _forget_tombstones(self) -> None:
+        """Drops records whose segments have gone, when there are many."""
+        if self._tombstones.count < 2 * self._kept_tombstones + _FEW_TOMBSTONES:
+            return
+        with self._watch.call():
+            self._tombstones.forget_below(self._book.oldest_sequence)
+        self._kept_tombstones = self._tombstones.count
+
+    def _forget(self, digest: bytes, key: bytes, located: Located) -> bool:
+        """Takes a block out of memory's part of the tier, if it lies there still; tells whether it did."""
+        if self._pending.get((digest, key)) == located:
+            del self._pending[digest, key]
+        return self._book.drop(*located.life, located.start)
+
+    # -- the index -----------------------------------------------------------------------------------------------
+
+    def _find(self, namespace_id: int, keys: Sequence[bytes]) -> list[Located | None]:
+        """Looks up blocks, not too many at a time. Raises IndexBroken."""
+        found: list[Located | None] = []
+        for at in range(0, len(keys), _FIND_KEYS):
+            with self._watch.call():
+                found += self._index.find(namespace_id, keys[at : at + _FIND_KEYS])
+        return found
+
+    def _apply(self, change: Change) -> None:
+        with self._watch.call():
+            self._index.apply(change)
+
+    def _apply_if_full(self, change: Change) -> Change:
+        """Returns the change to go on with."""
+        if change.count < MOST_CHANGES:
+            return change
+        self._apply(change)
+        return self._index.change()
 
     # -- the threads that read -----------------------------------------------------------------------------------
+
+    def _locate(self, digest: bytes, keys: list[bytes]) -> list[Located | None]:
+        pending, namespace = self._pending, self._namespaces.get(digest)
+        found = [pending.get((digest, key)) for key in keys]  # Before the index: what is taken in there leaves here.
+        missing = [i for i, located in enumerate(found) if located is None]
+        if namespace is not None and missing:
+            try:
+                stored = self._find(namespace.id, [keys[i] for i in missing])
+            except IndexBroken as error:
+                self._failed(error)
+                stored = [None] * len(missing)
+            for i, located in zip(missing, stored, strict=True):
+                found[i] = located
+        wall, book, marks = self._clocks.wall(), self._book, self._marks
+        return [
+            None
+            if located is None
+            or 0 < located.expires <= wall
+            or not book.has(*located.life, located.start)
+            or (marks and marks.hides(digest, key))
+            else located
+            for key, located in zip(keys, found, strict=True)
+        ]
 
     def _read(self, wanted: list[Wanted]) -> list[bool]:
         good = [True] * len(wanted)
@@ -495,97 +727,70 @@ class WarmTier:
         for i, want in enumerate(wanted):
             by_life.setdefault(want.located.life, []).append(i)
         for life, indexes in by_life.items():
-            parts = [part for i in indexes for part in _parts_in(i, wanted[i].located, wanted[i].pieces)]
-            try:
-                with self._opened(*life) as device:
-                    for run in runs_of(parts):
-                        for block in {wrong.block for wrong in read_run(device, run)}:
-                            good[block] = False
-                            self._damaged(wanted[block])
-            except _Gone:
+            if not self._read_life(life, {i: wanted[i] for i in indexes}, good):
                 for i in indexes:
                     good[i] = False
-            except OSError as error:
-                with self._lock:
-                    self.counts["read_errors"] += 1
-                _LOG.warning("reading segment %d: %s", life[0], error)
-                for i in indexes:
-                    good[i] = False
+        now = self._clocks.now()
+        self._notes.extend((w.located.life, w.located.start, now) for w, one in zip(wanted, good, strict=True) if one)
         with self._lock:
-            now = self._clocks.now()
-            for want, is_good in zip(wanted, good, strict=True):
-                if is_good:
-                    self._book.touch(*want.located.life, want.located.start, now)
             self.counts["read_blocks"] += sum(good)
             self.counts["missed_blocks"] += len(good) - sum(good)
         return good
+
+    def _read_life(self, life: tuple[int, int], wanted: dict[int, Wanted], good: list[bool]) -> bool:
+        """Reads blocks of one segment; notes which are not good. False where none could be read."""
+        parts = [part for i, want in wanted.items() for part in _parts_in(i, want)]
+        try:
+            with self._watch.call(), self._lending.lent(life) as lent:
+                for run in runs_of(parts):
+                    for block in {wrong.block for wrong in read_run(lent.device, run, lent.key)}:
+                        good[block] = False
+                        self._damaged(wanted[block])
+        except Gone:
+            return False
+        except FileNotFoundError as error:
+            self._lost(life, error)
+            return False
+        except (OSError, *_DAMAGE) as error:
+            self._count("read_errors")
+            _LOG.warning("reading segment %d: %s", life[0], error)
+            return False
+        return True
 
     def _damaged(self, want: Wanted) -> None:
         """Takes a block out whose bytes are not what was written, unless there is another by now."""
         digest, key, located, _ = want
 
         def forget() -> None:
-            with self._lock:
-                if self._pending.get((digest, key)) == located:
-                    del self._pending[digest, key]
-                namespace = self._namespaces.get(digest)
-            if namespace is not None and self._index.find(namespace.id, [key])[0] == located:
+            self._forget(digest, key, located)
+            namespace = self._namespaces.get(digest)
+            if namespace is not None and self._find(namespace.id, [key])[0] == located:
                 change = self._index.change()
                 change.drop_block(namespace.id, key)
-                self._index.apply(change)
-            with self._lock:
-                self._book.drop(*located.life, located.start)
+                self._apply(change)
 
-        with self._lock:
-            self.counts["corrupt_blocks"] += 1
+        self._count("corrupt_blocks")
         self._errand(forget)
 
-    def _opened(self, number: int, sequence: int) -> _Lent:
-        return _Lent(self, (number, sequence))
-
-    def lend(self, life: tuple[int, int]) -> Device:
-        """Returns the device of a segment's life, which stays as it is until it is given back. Raises OSError."""
+    def _lost(self, life: tuple[int, int], error: OSError) -> None:
+        """Gives up a segment whose file is not there any more."""
         with self._lock:
-            if self._book.get(*life) is None:
-                raise _Gone("the segment has another life")
-            opened = self._devices.get(life)
-            if opened is not None:
-                opened.users += 1
-                return opened.device
-        device = self._disk.open(name_of(life[0]))
-        with self._lock:
-            other = self._devices.get(life)
-            if other is None and self._book.get(*life) is not None:
-                self._devices[life] = _Open(device, users=1)
-                return device
-        device.close()
-        return self.lend(life)
+            if life in self._losing:
+                return
+            self._losing.add(life)
 
-    def take_back(self, life: tuple[int, int]) -> None:
-        """Ends a use of a device."""
-        with self._lock:
-            self._devices[life].users -= 1
-            self._lock.notify_all()
+        def give_up() -> None:
+            segment = self._book.get(*life)
+            if segment is not None and segment.state is SegmentState.SEALED:
+                self._give_up(segment, [])
+            self._losing.discard(life)
 
-    def _leave(self, segment: Segment) -> bool:
-        """Gives a segment up: nobody begins to read it, and nobody reads it any more when this returns.
+        _LOG.error("reading segment %d: %s", life[0], error)
+        self._errand(give_up)
 
-        Tells whether it has gone, and is not to be used again.
-        """
-        life = (segment.number, segment.sequence)
-        with self._lock:
-            gone = self._book.give_up(segment)
-            opened = self._devices.get(life)
-            while opened is not None and opened.users:
-                self._lock.wait()
-            self._devices.pop(life, None)
-        if opened is not None:
-            opened.device.close()
-        return gone
+    # -- errands and faults --------------------------------------------------------------------------------------
 
-    # -- faults --------------------------------------------------------------------------------------------------
-
-    def _errand(self, work: Callable[[], None]) -> Future[None]:
+    def _errand(self, work: Callable[[], _T]) -> Future[_T]:
         item = _Errand(work)
         with self._lock:
             if self._closing:
@@ -597,14 +802,13 @@ class WarmTier:
 
     def _run(self, errand: _Errand) -> None:
         try:
-            errand.work()
-        except _FAULTS as error:
-            self._failed(error)
-            errand.future.set_exception(error)
+            result = errand.work()
         except BaseException as error:  # noqa: BLE001 - whoever asked is told; the thread must live
+            if isinstance(error, _FAULTS):
+                self._failed(error)
             errand.future.set_exception(error)
         else:
-            errand.future.set_result(None)
+            errand.future.set_result(result)
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -613,64 +817,44 @@ class WarmTier:
             self.fault = error
             self.counts["faults"] += 1
 
-    def _close_open(self) -> None:
-        """Gives up the open segment: what lay in it is not found any more."""
-        if self._open is None:
-            return
-        segment, writer = self._open
-        self._open = None
+    def _count(self, name: str, count: int = 1) -> None:
         with self._lock:
-            life = (segment.number, segment.sequence)
-            self._pending = {place: at for place, at in self._pending.items() if at.life != life}
-        self._leave(segment)
-        writer.close()
+            self.counts[name] += count
 
 
-@dataclass(eq=False)
 class _Block:
     """A block that waits to be written."""
 
-    block: BlockOut
-    size_bytes: int
-    future: Future[bool] = field(default_factory=Future)
+    __slots__ = ("block", "future", "size_bytes")
+
+    def __init__(self, block: BlockOut, size_bytes: int) -> None:
+        self.block, self.size_bytes = block, size_bytes
+        self.future: Future[Located | None] = Future()
+        self.future.set_running_or_notify_cancel()
 
 
-@dataclass(eq=False)
 class _Errand:
     """Something else that the thread which writes is to do."""
 
-    work: Callable[[], None]
-    future: Future[None] = field(default_factory=Future)
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work = work
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()
 
 
-@dataclass(eq=False)
-class _Open:
-    device: Device
-    users: int = 0
-
-
-class _Gone(OSError):
-    """The segment has been given up."""
-
-
-class _Lent:
-    """A device while it is used."""
-
-    def __init__(self, tier: WarmTier, life: tuple[int, int]) -> None:
-        self._tier, self._life = tier, life
-
-    def __enter__(self) -> Device:
-        return self._tier.lend(self._life)
-
-    def __exit__(self, *_: object) -> None:
-        self._tier.take_back(self._life)
-
-
-def _parts_in(block: int, located: Located, pieces: Sequence[memoryview]) -> list[PartIn]:
+def _parts_in(block: int, want: Wanted) -> Iterable[PartIn]:
+    digest, key, located, pieces = want
     return [
-        PartIn(block, part.offset, part.length, part.checksum, piece)
-        for part, piece in zip(located.parts, pieces, strict=True)
+        PartIn(block, p.offset, p.length, p.checksum, piece, p.part, p.tag, digest, key)
+        for p, piece in zip(located.parts, pieces, strict=True)
     ]
+
+
+def _tombstone_of(digest: bytes, key: bytes, located: Located) -> Tombstone:
+    """Returns a record that this copy of a block is gone, and older ones."""
+    return Tombstone(located.sequence, digest, key, located.start // BLOCK_BYTES + 1)
 
 
 def _room(length: int) -> int:

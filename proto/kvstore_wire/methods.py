@@ -60,6 +60,7 @@ ADMIN_METHODS = _table(
     Method(ADMIN, "GetConfig", admin.GetConfigRequest, admin.GetConfigResponse),
     Method(ADMIN, "ListNamespaces", admin.ListNamespacesRequest, admin.ListNamespacesResponse),
     Method(ADMIN, "Purge", admin.PurgeRequest, admin.PurgeResponse),
+    Method(ADMIN, "SetWarmTier", admin.SetWarmTierRequest, admin.WarmTierStatus),
 )
 
 

@@ -16,16 +16,22 @@ from kvstore.cli import exit_codes, main
 from kvstore.replay.crew import CrewSize, crew_at_work
 from kvstore.replay.dispatch import Dispatch, Pace
 from kvstore.replay.faults import WorkerDied
+from kvstore.replay.own_server import own_server
 from kvstore.replay.plan import plan_of
 from kvstore.workload.generate import generate_trace
-from kvstore.workload.profiles import CHAT
+from kvstore.workload.profiles import API, CHAT
 from kvstore.workload.reuse import tail_first_lru
 from kvstore_client import Client, ClientOptions
-from tests.integration.shard import closed_address, shard
+from tests.integration.shard import FLAGS, closed_address, shard
 
 pytestmark = pytest.mark.integration
 
 LOAD = ["gen:chat", "--rate", "2", "--seconds", "60", "--capacity", "30%", "--part-size", "8KiB"]
+# A tenth of it in memory; all of it fits on disk.
+TIERED = [
+    *("gen:api", "--rate", "3", "--seconds", "20", "--part-size", "32KiB", "--capacity", "10%", "--warm", "100%"),
+    *("--speed", "4x", "--in-flight", "2", "--no-plot", "--json", "-"),
+]
 START_S = 20.0
 END_S = 10.0
 
@@ -88,6 +94,63 @@ def test_bytes_that_nobody_wrote_are_counted_as_wrong() -> None:
     assert dispatch.tally.prefilled == dispatch.tally.decoded == len(trace.requests)
 
 
+def test_a_warm_tier_brings_back_what_memory_had_to_give_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert main(["replay", *TIERED]) == exit_codes.OK
+    found = json.loads(capsys.readouterr().out)
+    trace = generate_trace(API, rate=3, seconds=20)
+    in_memory = tail_first_lru(trace, found["capacity_blocks"])
+    warm, from_disk = found["warm"], found["from_disk"]
+    assert (found["wrong_bytes"], found["corrupt_blocks"], found["failed_calls"]) == (0, 0, 0)
+    assert warm["state"] == "on"
+    assert warm["capacity_blocks"] >= trace.distinct_blocks()
+    assert found["prefix_hit_rate"] > in_memory.prefix + 0.02
+    assert found["prefix_hit_rate"] <= found["expected_prefix_hit_rate"] == found["ceiling_hit_rate"]
+    assert found["disk_hit_rate"] == from_disk["hits"] / found["accesses"] > 0
+    assert warm["promoted_blocks"] >= from_disk["hits"]
+    assert 0 <= warm["written_bytes"] - warm["written_blocks"] * 32768 < 8 << 20  # Some may be on their way.
+    assert warm["writes_per_access"] == warm["written_blocks"] / found["accesses"] > 0
+    assert warm["stored_blocks"] <= trace.distinct_blocks()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_come_from_disk_in_time_is_late_and_not_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", *TIERED, "--wait", "0s"]) == exit_codes.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["from_disk"]["late_blocks"] > 0
+    assert (found["wrong_bytes"], found["corrupt_blocks"], found["failed_calls"]) == (0, 0, 0)
+    assert found["prefix_hit_rate"] < found["block_hit_rate"]  # They are stored, and no hits.
+
+
+def test_a_folder_that_was_named_stays_and_a_budget_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "warm"
+    order = ["--warm-path", str(folder), "--write-budget", "1MiB"]
+    assert main(["replay", *TIERED, *order]) == exit_codes.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["wrong_bytes"] == 0
+    assert found["warm"]["dropped_blocks"]["budget"] > 0
+    assert any(folder.glob("segments/*.seg"))
+
+
+def test_the_warm_tier_of_a_running_server_is_told_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    warm = ["--warm.path", str(tmp_path), "--warm.capacity", "64MiB", "--warm.segment", "1MiB"]
+    with own_server([*FLAGS, "--hot.capacity", "16MiB", "--limits.max_part", "64KiB", *warm]) as server:
+        where = ["--server", server.target, "--admin", server.admin_target]
+        load = ["gen:api", "--rate", "3", "--seconds", "20", "--part-size", "32KiB", "--in-flight", "2"]
+        assert main(["replay", *load, *where, "--no-plot", "--json", "-"]) == exit_codes.OK
+        server.check()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["warm"]["capacity_blocks"], found["warm"]["state"]) == (2048, "on")
+    assert (
+        found["expected_prefix_hit_rate"] == tail_first_lru(generate_trace(API, rate=3, seconds=20), 512 + 2048).prefix
+    )
+    assert found["warm"]["written_blocks"] > 0
+    assert found["from_disk"]["hits"] > 0
+    assert found["wrong_bytes"] == 0
+
+
 def test_a_dead_server_ends_the_replay(tmp_path: Path) -> None:
     replay = _start(tmp_path)
     os.kill(_child(replay, "serve"), signal.SIGKILL)
@@ -99,8 +162,10 @@ def test_a_dead_server_ends_the_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
-    replay = _start(tmp_path)
+@pytest.mark.parametrize("warm", [[], ["--warm", "64MiB"]])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, warm: list[str]) -> None:
+    replay = _start(tmp_path, *warm)
+    assert bool(list(tmp_path.iterdir())) == bool(warm)
     children = _descendants(replay.pid)
     assert len(children) >= 3
     replay.send_signal(number)
@@ -139,10 +204,11 @@ def test_a_dead_worker_ends_the_run() -> None:
             dispatch.run()
 
 
-def _start(folder: Path) -> subprocess.Popen[str]:
+def _start(folder: Path, *more: str) -> subprocess.Popen[str]:
     """Starts a replay that would take minutes, and returns once its workers are at it."""
-    command = [sys.executable, "-m", "kvstore", "replay", "gen:chat", "--speed", "1x", "--plot", "p.png"]
-    replay = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "kvstore", "replay", "gen:chat", "--speed", "1x", "--plot", "p.png", *more]
+    here = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    replay = subprocess.Popen(command, cwd=folder, env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end_s = time.monotonic() + START_S
     while sum("spawn_main" in _command(pid) for pid in _descendants(replay.pid)) < 2:
         assert replay.poll() is None, replay.communicate()

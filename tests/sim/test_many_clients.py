@@ -29,6 +29,12 @@ def test_no_reader_ever_sees_another_s_bytes(seed: int) -> None:
     assert world.tally["commits refused"] > 10
     assert counters["evicted_capacity_blocks"] > 100
     assert counters["evicted_page_blocks"] > 10
+    # So did the disk: blocks went while they were written, came back in time and late, whole and damaged.
+    assert world.tally["segments given up"] > 10
+    for how in ("with a copy", "while it was written", "unwritten"):
+        assert world.tally[f"evicted {how}"] > 50, how
+    for what in ("there", "gone", "made anew"):
+        assert world.tally[f"writes ended, block {what}"] > 50, what
 
 
 def test_a_shard_with_room_for_all_loses_nothing_by_itself() -> None:

@@ -1,7 +1,8 @@
 """Many clients of one shard on a manual clock, from one seed: they read, write, wait, stall, vanish and come back late.
 
 Bytes are words in a dict: what a client fills is written where the shard gave it a slot, and what a client reads is
-looked up where the shard told it to read. A reader that meets another key's, part's or writer's word is a failure.
+looked up where the shard told it to read. A reader that meets another key's, part's or writer's word is a failure, and
+so is a word that was deleted or whose time is over. Cold blocks go to a disk and come back from it (see disk.py).
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from kvstore.core.columns import ABSENT, PRESENT, RESERVED
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.reading import Acquisition, Step
+from kvstore.core.sight import Ask
 from kvstore.core.store import Wake
 from kvstore_wire.errors import UnknownSession
 from kvstore_wire.namespace import Chains, Kind, NamespaceSpec
 from kvstore_wire.states import BlockState, Coverage, PartState
-from tests.shards import KIB, PAGE_BYTES, Client, Shard, kv_spec, opaque_spec
+from tests.shards import KIB, PAGE_BYTES, Client, Shard, block_states, kv_spec, opaque_spec
+from tests.sim.disk import Disk, Word
 
 SPECS: list[NamespaceSpec] = [
     kv_spec("small"),
@@ -34,16 +38,6 @@ RULES = {
 }
 CHAIN_BLOCKS, HEADS = 12, 30
 TICK_S = 0.25
-
-
-@dataclass(frozen=True)
-class Word:
-    """What stands in a slot: whose bytes they are, and which write put them there."""
-
-    space: str
-    key: bytes
-    part: int
-    write: int
 
 
 @dataclass(eq=False)
@@ -79,7 +73,7 @@ class Actor:
 
 
 class World:
-    """The shard, its memory, its clients, and a tally of what happened."""
+    """The shard, its memory and disk, its clients, and a tally of what happened."""
 
     def __init__(self, seed: int, *, clients: int, pages: int) -> None:
         self.random = random.Random(seed)
@@ -87,9 +81,12 @@ class World:
         self.store = self.shard.store
         self.memory: dict[int, Word] = {}
         self.tally: Counter[str] = Counter()
+        self.disk = Disk(self.shard, self.memory, self.random, self.tally)
         self.ghosts: list[Actor] = []
         self.steps = 0
         self._writes = 0
+        self._began: dict[int, float] = {}  # When each write reserved.
+        self._deleted: dict[tuple[str, bytes], int] = {}  # The last write that a deletion took.
         self._next_tick = self.shard.now
         self.actors = [self._newcomer() for _ in range(clients)]
 
@@ -101,22 +98,34 @@ class World:
             self._perform_effects()
             self._act(self.random.choice(self.actors))
             self._perform_effects()
+            self.disk.step()
+            self._perform_effects()
             if self.steps % 150 == 0:
                 self.check()
 
     def end(self) -> None:
-        """Everybody leaves; afterwards nothing may be held or reserved."""
+        """Everybody leaves and the disk ends what it does; afterwards nothing may be held, reserved or lost."""
         leaving, self.actors = self.actors, []
         for actor in leaving:
             actor.client.end()
         self._perform_effects()
         self.check()
+        self.disk.finish()
+        self.store.tick(self.shard.now)
+        self._perform_effects()
+        self.check()
         for gauge in ("leases", "sessions", "leased_bytes", "reserved_bytes", "waiting_acquires"):
             assert self.shard.gauge(gauge) == 0, gauge
+        self.store.purge(lambda namespace: True, created_before=float("inf"))
+        self.check()
+        assert self.shard.gauge("stored_blocks") == 0
+        assert self.shard.gauge("free_bytes") == self.shard.gauge("capacity_bytes")
 
     def check(self) -> None:
         """The shard's own tables, and every word that somebody may be reading now."""
         self.store.check()
+        assert not self.store.records.account_fault()
+        self.disk.check()
         for actor in self.actors:
             for reading in actor.readings:
                 self._verify(reading)
@@ -128,11 +137,13 @@ class World:
             return
         for reading in [r for r in actor.readings if not r.settled and r.give_up_at <= self.shard.now]:
             self._take_step(reading, self.store.reader.finish(reading.acquisition, self.shard.now))
-        actions = [self._read, self._write, self._fill, self._commit, self._release, self._stall, self._vanish]
-        weights = [20.0, 12.0, 30.0, 25.0, 25.0, 1.5, 0.5]
-        self.random.choices(actions, weights)[0](actor)
+        actions = [self._read, self._match, self._write, self._fill, self._commit, self._release]
+        weights = [20.0, 5.0, 12.0, 30.0, 25.0, 25.0, 1.5, 0.5]
+        self.random.choices([*actions, self._stall, self._vanish], weights)[0](actor)
         if self.random.random() < 0.05:
             self.random.choice([self._haunt, self._haunt, self._delete])(actor)
+        if self.random.random() < 0.001:
+            self._purge(actor)
 
     def _read(self, actor: Actor) -> None:
         space, keys = self._chain(actor)
@@ -140,8 +151,48 @@ class World:
         acquisition = actor.client.begin(space, keys, coverage=coverage, lease_s=self._lease_s())
         reading = Reading(acquisition, keys, self.shard.now + self.random.choice([0.0, 0.1, 3.0]))
         actor.readings.append(reading)
+        ask = acquisition.ask(self.shard.now)
+        if reading.give_up_at > self.shard.now and self.store.reader.waits(ask):
+            self.disk.fetch(ask)
         self._take_step(reading, self.store.reader.step(acquisition, self.shard.now))
         self.tally["reads"] += 1
+
+    def _match(self, actor: Actor) -> None:
+        """What both tiers have of a chain, asked key by key, is what the shard tells, and what it would fetch."""
+        space, keys = self._chain(actor)
+        coverage = self.random.choice(list(Coverage))
+        reader, now = self.store.reader, self.shard.now
+        here = [self._here(space, k) for k in keys]
+        there = self.disk.has(space, keys)
+        states = [
+            BlockState.WARM if on_disk and state is not BlockState.HOT else state
+            for state, on_disk in zip(here, there, strict=True)
+        ]
+        stored = [state in (BlockState.HOT, BlockState.WARM) for state in states]
+        prefix = [*stored, False].index(False)
+        known = [on_disk or state is not BlockState.MISSING for state, on_disk in zip(here, there, strict=True)]
+        reach = [*known, False].index(False) if coverage is Coverage.PREFIX else len(keys)
+        lacking = [i for i, state in enumerate(here) if state is not BlockState.HOT]
+        if coverage is Coverage.PREFIX:
+            states[prefix + 1 :] = [BlockState.BEYOND] * len(states[prefix + 1 :])
+            lacking = lacking[:1]
+        found = reader.match(space, keys, parts=(), coverage=coverage, now=now)
+        assert (found.prefix_blocks, block_states(found.states)) == (prefix, states)
+        ask = Ask(space, keys, space.all_parts, coverage, now)
+        wanted = [i for i in range(reach) if here[i] is BlockState.MISSING and there[i]]
+        assert reader.wanted_from_disk(ask) == wanted
+        assert reader.waits(ask) == any(there[i] or here[i] is BlockState.IN_FLIGHT for i in lacking)
+        self.tally.update(f"match {state.name}" for state in states)
+
+    def _here(self, space: Namespace, k: bytes) -> BlockState:
+        """How memory alone has a block."""
+        row = space.blocks.get(k)
+        cell, parts = self.store.records.blocks.cell, self.store.records.parts.cell
+        if row is None or (space.rules.ttl_s is not None and cell.created[row] + space.rules.ttl_s <= self.shard.now):
+            return BlockState.MISSING
+        first = cell.first_part[row]
+        least = min(parts.state[part] for part in range(first, first + space.parts_per_block))
+        return {ABSENT: BlockState.MISSING, RESERVED: BlockState.IN_FLIGHT, PRESENT: BlockState.HOT}[least]
 
     def _write(self, actor: Actor) -> None:
         space, keys = self._chain(actor)
@@ -153,6 +204,7 @@ class World:
         if reserved.lease is None:
             return
         self._writes += 1
+        self._began[self._writes] = self.shard.now
         chosen = parts or tuple(range(space.parts_per_block))
         named = [(k, p) for k in keys for p in chosen]
         made = [
@@ -222,7 +274,20 @@ class World:
 
     def _delete(self, actor: Actor) -> None:
         space, keys = self._chain(actor)
+        self.disk.forget(space, keys[:2])
         self.store.delete(space, keys[:2])
+        self._deleted |= {(space.spec.name, k): self._writes for k in keys[:2]}
+        self.tally["deletions"] += 1
+
+    def _purge(self, actor: Actor) -> None:
+        space, before = self.random.choice(list(actor.spaces.values())), self.shard.now - self.random.choice([0.0, 3.0])
+        name = space.spec.name
+        every = [bytes((head, i)) * 16 for head in range(HEADS) for i in range(CHAIN_BLOCKS)]
+        self.disk.forget(space, every, created_before=before)
+        self.store.purge(lambda namespace: namespace is space, created_before=before)
+        last = max((write for write, began in self._began.items() if began < before), default=0)
+        self._deleted |= {(name, k): max(last, self._deleted.get((name, k), 0)) for k in every}
+        self.tally["purges"] += 1
 
     # -- the shard's side ----------------------------------------------------------------------------------------
 
@@ -252,15 +317,24 @@ class World:
     def _take_step(self, reading: Reading, step: Step) -> None:
         """Takes in one answer: states in order, and what stands in each slot granted."""
         acquisition = reading.acquisition
+        space, lease = acquisition.namespace, acquisition.lease
         reading.settled = step.settled
+        if lease is None or lease.deadline > self.shard.now:
+            asked = reading.keys[step.first : step.first + len(step.states)]
+            for state, on_disk in zip(step.states, self.disk.has(space, asked), strict=True):
+                assert state not in (BlockState.MISSING, BlockState.WARM) or on_disk == (state == BlockState.WARM)
+        self.tally["blocks warm"] += step.states.count(BlockState.WARM)
         hot = [k for k, s in zip(reading.keys[step.first :], step.states, strict=False) if s == BlockState.HOT]
         offsets, _, _ = self.store.part_views(step.parts)
-        named = [(k, p) for k in hot for p in range(acquisition.namespace.parts_per_block)]
+        named = [(k, p) for k in hot for p in range(space.parts_per_block)]
         assert len(named) == len(offsets)
         self.tally["blocks read"] += len(hot)
         for (k, part), offset in zip(named, offsets, strict=True):
             word = self.memory[offset]
-            assert (word.space, word.key, word.part) == (acquisition.namespace.spec.name, k, part), "another's bytes"
+            assert (word.space, word.key, word.part) == (space.spec.name, k, part), "another's bytes"
+            assert word.write > self._deleted.get((word.space, k), 0), "deleted bytes are back"
+            life_s = space.rules.ttl_s
+            assert life_s is None or self._began[word.write] + life_s > self.shard.now, "bytes past their life"
             reading.words.append((offset, word))
 
     def _verify(self, reading: Reading) -> None:

@@ -1,4 +1,4 @@
-"""Subcommands that need no server, and what users get wrong."""
+"""Subcommands that need no server, what users get wrong, and how a warm tier is shown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,30 @@ import argparse
 import gzip
 import hashlib
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from kvstore.cli import COMMANDS, exit_codes, main
 from kvstore.cli.command_errors import CommandError
 from kvstore.cli.key_args import add_key_flags, keys_of, read_tokens
-from kvstore.cli.stats_view import match_hit_rate, quantile_us
+from kvstore.cli.stats_view import DROPPED as WHY_DROPPED
+from kvstore.cli.stats_view import match_hit_rate, quantile_us, warm_rows, warm_state, write_amplification
+from kvstore.replay.own_server import OwnServer, own_server
+from kvstore.service.tiering import DROPPED
 from kvstore.workload.formats import read_trace
 from kvstore.workload.generate import generate_trace
 from kvstore.workload.profiles import CHAT
 from kvstore_client import Geometry, Kind, NamespaceSpec, chain_keys, root_key
+from kvstore_wire.errors import InvalidArgument, KvStoreError
+from kvstore_wire.methods import ADMIN, ADMIN_METHODS, ERROR_METADATA
+from kvstore_wire.v1 import admin_pb2 as pb
+from tests.integration.shard import FLAGS, shard
+from tests.integration.transport_scene import until
 
 KV = NamespaceSpec(name="n", model="m", part_bytes=8, geometry=Geometry(4, "uint8", 1, 1, 1))
 OPAQUE = NamespaceSpec(name="n", model="m", part_bytes=8, kind=Kind.OPAQUE)
@@ -120,6 +132,10 @@ def test_gen_prints_what_the_generator_makes(tmp_path: Path, capsys: pytest.Capt
         (["get", "--text", "a", "--part-bytes", "0"], "part_bytes: is 0"),
         (["stats", "--admin", "here"], "needs a host and a port"),
         (["stats", "--interval", "1ms"], "--interval: 1ms is outside"),
+        (["tier", "--admin", "here"], "needs a host and a port"),
+        (["tier", "--capacity", "lots"], "--capacity: 'lots' is not a size"),
+        (["tier", "--capacity", "0"], "--capacity: is 0 bytes, outside 1..16TiB"),
+        (["tier", "--capacity", "999999999999999TiB"], "outside 1..16TiB"),
         (["replay", "/nowhere/x"], "/nowhere/x: No such file"),
         (["replay", "gen:web"], "'gen:web' is not one of gen:agent, gen:api, gen:chat"),
         (["replay", "gen:api", "--speed", "fast"], "--speed: 'fast' is neither max nor"),
@@ -207,3 +223,155 @@ def test_an_unknown_failpoint_is_refused(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("KVCOMMONS_FAILPOINTS", "get.chnk=delay:250ms")
     assert main(["serve", "--check"]) == exit_codes.USAGE
     assert "'get.chnk' does not exist; the nearest is get.chunk" in capsys.readouterr().err
+
+
+# -- the warm tier -------------------------------------------------------------------------------------------------
+
+
+class AdminPort:
+    """An admin port that answers SetWarmTier as it is told, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: pb.WarmTierStatus | KvStoreError = pb.WarmTierStatus()
+        self.asked: list[pb.SetWarmTierRequest] = []
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        method = ADMIN_METHODS["SetWarmTier"]
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._set_warm_tier,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.response.SerializeToString,
+        )
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(ADMIN, {method.name: handler})])
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def _set_warm_tier(self, request: pb.SetWarmTierRequest, context: Any) -> pb.WarmTierStatus:
+        self.asked.append(request)
+        if isinstance(self.answer, pb.WarmTierStatus):
+            return self.answer
+        context.set_trailing_metadata([(ERROR_METADATA, self.answer.to_detail().SerializeToString())])
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(self.answer))
+        raise AssertionError("abort raises")
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def port() -> Iterator[AdminPort]:
+    opened = AdminPort()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ([], pb.SetWarmTierRequest()),
+        (["--enable"], pb.SetWarmTierRequest(enabled=True)),
+        (["--disable"], pb.SetWarmTierRequest(enabled=False)),
+        (["--capacity", "3GiB"], pb.SetWarmTierRequest(capacity_bytes=3 << 30)),
+        (["--enable", "--capacity", "1GiB"], pb.SetWarmTierRequest(enabled=True, capacity_bytes=1 << 30)),
+    ],
+)
+def test_tier_asks_for_what_its_flags_say(port: AdminPort, flags: list[str], wanted: pb.SetWarmTierRequest) -> None:
+    port.answer = pb.WarmTierStatus(state=pb.WARM_TIER_STATE_ON)
+    assert main(["tier", "--admin", port.target, *flags]) == exit_codes.OK
+    assert port.asked == [wanted]
+
+
+def test_tier_shows_all_that_it_was_told(port: AdminPort, capsys: pytest.CaptureFixture[str]) -> None:
+    status: dict[str, Any] = {
+        "reason": "the disk hangs",
+        "capacity_bytes": 64 << 30,
+        "stored_bytes": 3 << 30,
+        "stored_blocks": 12_345,
+        "writing_bytes": 5 << 20,
+        "promoting_bytes": 7 << 20,
+    }
+    port.answer = pb.WarmTierStatus(state=pb.WARM_TIER_STATE_DEGRADED, **status)
+    assert main(["tier", "--admin", port.target]) == exit_codes.FAILED, "a tier that is degraded is not well"
+    said = capsys.readouterr().out
+    for told in ("degraded: the disk hangs", "12,345 blocks, 3.0 GiB of 64.0 GiB", "5.0 MiB", "7.0 MiB"):
+        assert told in said
+    assert main(["tier", "--admin", port.target, "--json"]) == exit_codes.FAILED
+    assert json.loads(capsys.readouterr().out) == {"state": "degraded", **status}
+
+
+def test_a_tier_that_was_taken_out_is_no_failure(port: AdminPort, capsys: pytest.CaptureFixture[str]) -> None:
+    port.answer = pb.WarmTierStatus(state=pb.WARM_TIER_STATE_DISABLED)
+    assert main(["tier", "--admin", port.target, "--disable"]) == exit_codes.OK
+    assert "disabled\n" in capsys.readouterr().out
+
+
+def test_a_capacity_that_the_server_refuses_names_the_flag(port: AdminPort, capsys: pytest.CaptureFixture[str]) -> None:
+    port.answer = InvalidArgument("is 4096", field="capacity_bytes", limit="at least 2097152")
+    assert main(["tier", "--admin", port.target, "--capacity", "4KiB"]) == exit_codes.USAGE
+    assert capsys.readouterr().err == "kvstore tier: --capacity: is 4096 bytes (limit: at least 2097152)\n"
+
+
+def test_enable_and_disable_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tier", "--enable", "--disable"])
+    assert ended.value.code == exit_codes.USAGE
+    assert "not allowed with" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+def test_tier_of_a_server_without_one_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with shard("1MiB") as server:
+        assert main(["tier", "--admin", server.admin_target]) == exit_codes.FAILED
+        said = capsys.readouterr()
+        assert said.err == f"kvstore tier: the server at {server.admin_target} has no warm tier\n"
+        assert said.out == ""
+        assert main(["stats", "--admin", server.admin_target]) == exit_codes.OK
+        assert "warm tier" not in capsys.readouterr().out
+
+
+@pytest.mark.integration
+def test_a_tier_is_taken_out_and_back_in_and_resized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(server: OwnServer, *flags: str) -> dict[str, Any]:
+        assert main(["tier", "--json", "--admin", server.admin_target, *flags]) == exit_codes.OK
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    flags = ["--warm.path", str(tmp_path / "warm"), "--warm.capacity", "64MiB", "--warm.segment", "1MiB"]
+    limits = ["--limits.max_part", "64KiB", "--hot.capacity", "1MiB"]
+    with own_server([*FLAGS, *flags, *limits]) as server:
+        assert told(server) == {
+            "state": "on",
+            "reason": "",
+            "capacity_bytes": 64 << 20,
+            **dict.fromkeys(("stored_bytes", "stored_blocks", "writing_bytes", "promoting_bytes"), 0),
+        }
+        assert told(server, "--disable")["state"] == "disabled"
+        assert told(server)["state"] == "disabled", "it stays out"
+        assert told(server, "--enable", "--capacity", "128MiB")["state"] == "on"
+        until(lambda: told(server)["capacity_bytes"] == 128 << 20, "the capacity is as it was")
+        assert main(["tier", "--admin", server.admin_target, "--capacity", "1MiB"]) == exit_codes.USAGE
+        assert "--capacity: is 1048576 bytes (limit: at least 2097152)" in capsys.readouterr().err
+        assert main(["stats", "--admin", server.admin_target]) == exit_codes.OK
+        assert "0 blocks, 0 B of 128.0 MiB" in capsys.readouterr().out
+
+
+def test_states_of_the_tier_are_words() -> None:
+    assert [warm_state(number) for number in range(5)] == ["off", "on", "degraded", "disabled", "unknown (4)"]
+
+
+def test_amplification_is_of_what_came_from_memory() -> None:
+    assert write_amplification({}) is None
+    assert write_amplification({"warm_written_bytes": 150, "warm_rewritten_bytes": 50}) == 1.5
+
+
+def test_stats_show_what_left_memory_unwritten_and_why() -> None:
+    values = {"warm_state": 1, "warm_dropped_behind_blocks": 1234, "warm_dropped_budget_blocks": 5}
+    values |= {"warm_written_bytes": 3 << 20, "warm_rewritten_bytes": 1 << 20, "warm_promoted_blocks": 77}
+    rows = warm_rows(values)
+    assert rows["left memory unwritten"] == "1,234 not written in time, 5 over the write budget"
+    assert rows["written to disk"] == "3.0 MiB, 1.50 x what came from memory"
+    assert rows["hits from disk"] == "77 blocks"
+    assert warm_rows({"warm_state": 2})["left memory unwritten"] == "none"
+
+
+def test_every_reason_to_drop_a_block_has_words() -> None:
+    assert list(WHY_DROPPED) == [f"warm_dropped_{why}_blocks" for why in DROPPED]

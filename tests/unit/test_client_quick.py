@@ -120,7 +120,7 @@ def core() -> Iterator[Core]:
 def get(core: Core, blocks: Any, into: Any, *, spec: NamespaceSpec = SPEC, deadline_ms: int = 1000) -> Any:
     chosen = cast(DirectCore, core)
     deadline = Deadline.after(deadline_ms)
-    return quick_get(chosen, spec, blocks, into=into, coverage=Coverage.PREFIX, deadline=deadline)
+    return quick_get(chosen, spec, blocks, into=into, coverage=Coverage.PREFIX, wait_ms=0, deadline=deadline)
 
 
 def rooms(count: int = 3, size: int = SIZE) -> list[memoryview]:

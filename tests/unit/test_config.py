@@ -27,6 +27,7 @@ from kvstore.config import (
     policy_options,
     startup_lines,
 )
+from kvstore.tiers.segment import Described, Layout
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -189,7 +190,7 @@ def test_a_name_with_line_breaks_stays_on_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["5GB", "5GiB", "5g", "5 gb", "5e9", "0", "-1", "", "5XB"])
 def test_every_size_option_reads_a_size_exactly_or_refuses_it(option: Option, text: str) -> None:
     flags = {option.key: text}
-    if option.key == "namespaces.default_quota":
+    if option.key in ("namespaces.default_quota", "warm.queue", "warm.promote_queue"):
         flags["hot.capacity"] = "8GiB"
     outcome = attempt(flags)
     if isinstance(outcome, ConfigError):
@@ -242,6 +243,16 @@ BOUNDS = [
     ("shm.max_regions", "0", "1", "65536", "65537"),
     ("shm.max_region_bytes", "4095", "4KiB", "16TiB", "17592186044417"),
     ("shm.copy_threads", "0", "1", "64", "65"),
+    ("warm.capacity", "67108863", "64MiB", "16TiB", "17592186044417"),
+    ("warm.segment", "512KiB", "1MiB", "1GiB", "2GiB"),
+    ("warm.index_cache", "1048575", "1MiB", "64GiB", "68719476737"),
+    ("warm.queue", "4095", "4KiB", "64GiB", "68719476737"),
+    ("warm.promote_queue", "4095", "4KiB", "64GiB", "68719476737"),
+    ("warm.read_threads", "0", "1", "64", "65"),
+    ("warm.clean_share", "", "0.0", "0.5", "0.501"),
+    ("warm.write_budget", "65535", "64KiB", "64GiB", "68719476737"),
+    ("warm.rewrite_share", "", "0.0", "0.5", "0.501"),
+    ("warm.flush_timeout", "", "0s", "10m", "601s"),
 ]
 BESIDE = {
     ("server.max_message", "128KiB"): {"limits.chunk": "64KiB"},
@@ -252,6 +263,12 @@ BESIDE = {
     ("bulk.credit", "1MiB"): {"bulk.frame": "1MiB"},
     ("lease.max", "100ms"): {"lease.default": "100ms"},
     ("namespaces.default_quota", "16TiB"): {"hot.capacity": "16TiB"},
+    ("warm.capacity", "64MiB"): {"warm.segment": "32MiB", "limits.max_part": "1MiB"},
+    ("warm.segment", "1MiB"): {"limits.max_part": "512KiB"},
+    ("warm.queue", "4KiB"): {"limits.max_part": "4KiB"},
+    ("warm.queue", "64GiB"): {"hot.capacity": "64GiB"},
+    ("warm.promote_queue", "4KiB"): {"limits.max_part": "4KiB"},
+    ("warm.promote_queue", "64GiB"): {"hot.capacity": "64GiB"},
 }
 
 
@@ -315,6 +332,17 @@ def test_the_table_of_bounds_holds_every_option_that_has_any() -> None:
         ("[shm]\nallow_uids = [1, 1]", "names a uid twice"),
         ("[shm]\nallow_uids = 1.5", "a float, not same or a list of uids"),
         ("[shm]\nmap_uids = [true]", "true is not a uid"),
+        ("[warm]\npath = true", "a boolean, not a path"),
+        ("[warm]\nsegment = '3MiB'", "not a power of two"),
+        ("[warm]\nqueue = '1KiB'", "or write auto"),
+        ("[warm]\nwrite_budget = 0", "or write none"),
+        ("[warm]\non_wrong_key = 'ignore'", "'ignore' is not one of refuse, empty"),
+        ("[warm]\non_broken_index = true", "a boolean, not a word"),
+        ("[warm]\nencryption_key = 'env:'", "names no environment variable"),
+        ("[warm]\nencryption_key = 'env:A B'", "names no environment variable"),
+        ("[warm]\nencryption_key = 'env:KVSTORE_KEY'", "variables that start with KVSTORE_ are options"),
+        ("[warm]\nencryption_key = 'keys'", "an absolute path, or env:NAME, or empty"),
+        ("[warm]\nencryption_key = 1", "an integer, not a place of keys"),
     ],
 )
 def test_values_of_a_wrong_type_are_refused(tmp_path: Path, line: str, problem: str) -> None:
@@ -452,6 +480,13 @@ def test_auto_page_is_never_below_its_bound() -> None:
         ({"tls.key": "/k"}, ("tls.key /k", "tls.cert is not")),
         ({"tls.client_ca": "/a"}, ("tls.client_ca /a", "tls.cert is not")),
         ({"shm.allow_uids": "1,2", "shm.map_uids": "2,3"}, ("3 of shm.map_uids 2,3", "shm.allow_uids 1,2")),
+        ({"warm.segment": "64MiB"}, ("64MiB (default)", "16KiB", "warm.segment 64MiB (flag")),
+        ({"warm.segment": "1MiB", "limits.max_part": "1032193"}, ("limits.max_part 1032193", "warm.segment 1MiB")),
+        ({"warm.capacity": "511MiB"}, ("warm.capacity 511MiB", "two of warm.segment 256MiB")),
+        ({"warm.queue": "63MiB"}, ("limits.max_part 64MiB", "warm.queue 63MiB")),
+        ({"warm.queue": "1025MiB"}, ("warm.queue 1025MiB", "hot.capacity 1GiB")),
+        ({"warm.promote_queue": "63MiB"}, ("limits.max_part 64MiB", "warm.promote_queue 63MiB")),
+        ({"warm.promote_queue": "1025MiB"}, ("warm.promote_queue 1025MiB", "hot.capacity 1GiB")),
     ],
 )
 def test_impossible_pairs_are_refused_with_both_numbers(flags: dict[str, str], numbers: tuple[str, ...]) -> None:
@@ -459,6 +494,43 @@ def test_impossible_pairs_are_refused_with_both_numbers(flags: dict[str, str], n
     for number in numbers:
         assert number in fault.problem
     assert "flag --" in fault.where
+
+
+def test_a_part_may_fill_a_segment_but_for_what_describes_it() -> None:
+    config = load(flags={"warm.segment": "1MiB", "limits.max_part": "1032192"})
+    assert config.limits.max_part == MIB - 16 * KIB
+    # What the format takes beside a part of that length, with a namespace as large as they are.
+    layout, described = Layout(config.warm.segment), Described(bytes(32), bytes(1024))
+    assert layout.fits([config.limits.max_part], described)
+    assert not layout.fits([config.limits.max_part + 1], described)
+
+
+@pytest.mark.parametrize(
+    ("flags", "queue_bytes", "promote_bytes"),
+    [
+        ({}, 64 * MIB, 256 * MIB),
+        ({"hot.capacity": "2GiB"}, 128 * MIB, 512 * MIB),
+        ({"hot.capacity": "16TiB"}, 128 * MIB, 512 * MIB),
+        ({"hot.capacity": "64MiB"}, 8 * MIB, 16 * MIB),
+        ({"hot.capacity": "64MiB", "limits.max_part": "4KiB"}, 4 * MIB, 16 * MIB),
+        ({"hot.capacity": "1MiB"}, 128 * KIB, 256 * KIB),
+        ({"warm.queue": "65MiB", "warm.promote_queue": "1GiB"}, 65 * MIB, GIB),
+    ],
+)
+def test_auto_queues_follow_capacity_and_part(flags: dict[str, str], queue_bytes: int, promote_bytes: int) -> None:
+    config = load(flags=flags)
+    assert (config.warm.queue, config.warm.promote_queue) == (queue_bytes, promote_bytes)
+    assert shown(config)["warm.queue"] == format_size(queue_bytes)
+    again = load(flags={**flags, "warm.queue": str(queue_bytes), "warm.promote_queue": str(promote_bytes)})
+    assert again == config, "what auto comes to can be written"
+
+
+def test_where_keys_are_is_shown_and_what_may_be_a_key_is_not() -> None:
+    for place in ("/etc/kvstore/keys", "env:CACHE_KEYS"):
+        assert load(flags={"warm.encryption_key": place}).warm.encryption_key == place
+    key = "00112233445566778899aabbccddeeff" * 2
+    for text in (key, f"env:{key} ", f"env:KVSTORE_{key}"):
+        assert key not in str(refuse(flags={"warm.encryption_key": text}))
 
 
 def test_a_pair_is_not_judged_on_a_faulty_half() -> None:
@@ -577,8 +649,9 @@ def test_the_documented_defaults_are_those_of_an_empty_start() -> None:
     sections = dict.fromkeys(option.section for option in options())
     written = {f"{section}.{row[0]}": row[1] for section in sections for row in documented(section)}
     empty = load()
-    assert shown(empty) == {**written, "hot.page": "64MiB"}
-    assert written["hot.page"] == "auto"
+    automatic = {"hot.page": "64MiB", "warm.queue": "64MiB", "warm.promote_queue": "256MiB"}
+    assert shown(empty) == {**written, **automatic}
+    assert {key for key, text in written.items() if text == "auto"} == {*automatic, "shm.socket"}
     assert load(flags=written) == empty
     assert {source for _, _, source in effective(empty)} == {"default"}
 
@@ -595,6 +668,8 @@ def test_every_option_says_what_help_needs() -> None:
         "tls.key",
         "tls.client_ca",
         "bulk.advertise",
+        "warm.path",
+        "warm.encryption_key",
     ]
     cert = next(option for option in options() if option.key == "tls.cert")
     assert cert.help.endswith('(a path, or empty; default "")')
@@ -625,3 +700,11 @@ def test_memory_that_no_page_can_use_is_warned_of() -> None:
     (warning,) = check_memory(load(flags={"hot.capacity": "1000MiB"}), 2 * GIB)
     assert "hot.page 64MiB" in warning
     assert "40MiB (41943040 bytes) are left over" in warning
+
+
+def test_room_on_disk_that_no_segment_can_use_is_warned_of() -> None:
+    flags = {"warm.path": "/data", "warm.capacity": "1000MiB"}
+    (warning,) = check_memory(load(flags=flags), 2 * GIB)
+    assert "warm.segment 256MiB" in warning
+    assert "232MiB (243269632 bytes) are left over" in warning
+    assert check_memory(load(flags={**flags, "warm.path": ""}), 2 * GIB) == []

@@ -9,19 +9,20 @@ import pytest
 from kvstore.core.segments import Segment, SegmentBook, SegmentRules, SegmentState
 
 MIB = 1 << 20
-RULES = SegmentRules(segment_bytes=100)
+UNIT = 4096
+RULES = SegmentRules(segment_bytes=100 * UNIT)
 
 
 def book(count: int = 4, rules: SegmentRules = RULES) -> SegmentBook:
     return SegmentBook(rules, count * rules.segment_bytes)
 
 
-def filled(made: SegmentBook, *touched: float, size_bytes: int = 10) -> Segment:
+def filled(made: SegmentBook, *touched: float) -> Segment:
     """Writes a segment with a block for each time, and seals it."""
     segment = made.open()
     assert segment is not None
     for i, at in enumerate(touched):
-        segment.add(i * size_bytes, size_bytes, at)
+        segment.add(10 * UNIT * i, 10 * UNIT, at)
     made.seal(segment)
     return segment
 
@@ -51,10 +52,10 @@ def test_a_life_that_is_over_is_not_found() -> None:
 
 def test_what_was_found_at_start_is_never_given_its_sequence_again() -> None:
     made = book(5)
-    made.load(0, 17).add(0, 10, 1.0)
+    made.load(0, 17).add(0, UNIT, 1.0)
     made.load_free(1, 40)
     made.load_bad(2)
-    assert made.oldest_sequence == 17
+    assert made.oldest_sequence == 0, "nobody knows what the bad one holds"
     opened = made.open()
     assert opened is not None
     assert (opened.number, opened.sequence) == (1, 41)
@@ -101,23 +102,27 @@ def test_fewer_segments_are_allowed_than_there_are() -> None:
 def test_a_block_is_found_by_where_it_begins() -> None:
     segment = Segment(0)
     for i in range(1000):
-        segment.add(7 * i, 7, float(i))
-    assert segment.row_at(7 * 999) == 999
-    assert segment.row_at(7 * 3 + 1) is None
-    assert segment.row_at(7000) is None
-    segment.alive[3] = False
-    assert segment.row_at(21) is None
-    assert (len(segment), segment.block_count, segment.alive_bytes) == (1000, 999, 6993)
-    assert segment.start[999] == 6993, "growing lost a row"
+        assert segment.add(7 * UNIT * i, 7 * UNIT - i % 4000, float(i)) == i
+    assert segment.row_at(7 * UNIT * 999) == 999
+    assert segment.row_at((7 * 3 + 1) * UNIT) is None
+    assert segment.row_at(21 * UNIT + 1) is None
+    assert segment.row_at(7000 * UNIT) is None
+    assert segment.drop(3)
+    assert not segment.drop(3), "it had gone"
+    assert segment.row_at(21 * UNIT) is None
+    assert (len(segment), segment.block_count, segment.alive_bytes) == (1000, 999, 6993 * UNIT)
+    assert segment.start_of(999) == 6993 * UNIT, "growing lost a row"
+    segment.trim()
+    assert (len(segment.rows), segment.row_at(6993 * UNIT)) == (1000, 999)
 
 
 def test_live_is_what_an_lru_of_that_share_would_keep() -> None:
-    made = book(4, SegmentRules(segment_bytes=100, live_share=0.5))
+    made = book(4, SegmentRules(segment_bytes=100 * UNIT, live_share=0.5))
     filled(made, 1.0, 9.0, 3.0)
     filled(made, 4.0, 8.0, 2.0)
     since = made.live_since()
     assert since == 4.0
-    assert [s.live_bytes(since) for s in made.sealed] == [10, 20]
+    assert [s.live_bytes(since) for s in made.sealed] == [10 * UNIT, 20 * UNIT]
 
 
 def test_what_was_used_is_worth_writing_again_the_latest_first() -> None:
@@ -125,12 +130,13 @@ def test_what_was_used_is_worth_writing_again_the_latest_first() -> None:
     segment = filled(made, 1.0, 2.0, 3.0, 4.0)
     assert segment.worth_rewriting(0.0) == []
     for row, now in ((0, 7.0), (2, 9.0), (3, 5.0)):
-        made.touch(0, 1, 10 * row, now)
+        made.touch(0, 1, 10 * UNIT * row, now)
     assert segment.worth_rewriting(0.0) == [2, 0, 3]
     assert segment.worth_rewriting(6.0) == [2, 0]
-    made.drop(0, 1, 20)
+    assert made.drop(0, 1, 20 * UNIT)
+    assert not made.drop(0, 1, 20 * UNIT)
     assert segment.worth_rewriting(0.0) == [0, 3]
-    segment.add(40, 10, 8.0, used=True)
+    segment.add(40 * UNIT, 10 * UNIT, 8.0, used=True)
     assert segment.worth_rewriting(0.0) == [4, 0, 3]
 
 
@@ -145,12 +151,12 @@ def test_the_segment_with_the_fewest_live_bytes_goes_and_of_equals_the_oldest() 
     filled(made, 9.0, 1.0, 1.0)
     filled(made, 1.0, 9.0, 1.0)
     assert made.victim(5.0) is made[1]
-    made.touch(1, 2, 10, 9.0)
+    made.touch(1, 2, 10 * UNIT, 9.0)
     assert made.victim(5.0) is made[2]
     made.touch(2, 3, 0, 9.0)
     assert made.victim(5.0) is made[0], "of equals the oldest"
     made.drop(2, 3, 0)
-    made.drop(2, 3, 10)
+    made.drop(2, 3, 10 * UNIT)
     assert made.victim(5.0) is made[2]
 
 
@@ -164,7 +170,7 @@ def test_an_open_segment_is_no_victim() -> None:
 
 
 def test_rewriting_keeps_to_its_share() -> None:
-    made = book(2, SegmentRules(segment_bytes=100, rewrite_share=0.25))
+    made = book(2, SegmentRules(segment_bytes=100 * UNIT, rewrite_share=0.25))
     assert not made.may_rewrite(1)
     made.wrote(75)
     assert made.may_rewrite(25)
@@ -185,7 +191,7 @@ def test_sampling_many_blocks_finds_nearly_the_same_time(seed: int) -> None:
         assert segment is not None
         for i in range(5000):
             times.append(rng.random())
-            segment.add(i * 10, 10, times[-1])
+            segment.add(i * UNIT, UNIT, times[-1])
         made.seal(segment)
     exact = sorted(times, reverse=True)[int(0.85 * len(times))]
     assert abs(made.live_since() - exact) < 0.01

@@ -17,14 +17,19 @@ from kvstore.cli import COMMANDS
 from kvstore.config import load_config, options
 from kvstore.core.counters import NAMESPACE_COUNTERS, Removal
 from kvstore.replay.admin import admin_peer
+from kvstore.replay.own_server import own_server
 from kvstore.service import failpoints
 from kvstore.service.admin import AdminHandlers
 from kvstore.service.latency import BUCKETS, Latencies
 from kvstore.service.shell import Call
+from kvstore.service.tiering import DROPPED, TierState
 from kvstore.tiers.memory import ArenaMemory
+from kvstore_client import BlockState, Client, ClientOptions, Coverage
 from kvstore_wire.methods import ADMIN_METHODS, STORE_METHODS
 from kvstore_wire.v1 import admin_pb2 as pb
-from tests.integration.shard import shard
+from tests.integration.shard import FLAGS, shard
+from tests.integration.transport_scene import until
+from tests.shards import key, kv_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -172,6 +177,20 @@ def test_every_counter_has_one_row() -> None:
     assert _ROW.findall(_section("Counters")) == list(NAMESPACE_COUNTERS)
 
 
+async def test_every_number_of_the_warm_tier_has_one_row(tmp_path: Path) -> None:
+    memory = ArenaMemory(1 << 20)
+    chosen = {"hot.capacity": "1MiB", "warm.path": str(tmp_path / "warm"), "warm.capacity": "64MiB"}
+    server = build_server(load_config(None, {}, {**chosen, "warm.segment": "1MiB"}), memory)
+    assert server.shell.tiering is not None
+    stats = AdminHandlers(server.shell, ()).get_stats(pb.GetStatsRequest(), Call())
+    for title, counts in (("Counters", stats.counters), ("Gauges", stats.gauges)):
+        told = [count.name for count in counts if count.name.startswith("warm_")]
+        assert _ROW.findall(_section(f"{title} of the warm tier")) == told
+    await server.shell.tiering.close()
+    server.shell.copier.close()
+    memory.close()
+
+
 async def test_every_gauge_has_one_row() -> None:
     memory = ArenaMemory(1 << 20)
     server = build_server(load_config(None, {}, {"hot.capacity": "1MiB"}), memory)
@@ -192,6 +211,18 @@ def test_every_number_named_in_formulas_exists() -> None:
 def test_the_removals_listed_are_all_there_are() -> None:
     listed = _section("Sums that must hold").partition("the eight counters")[2].partition(")")[0]
     assert _CODE.findall(listed) == [removal.value for removal in Removal]
+
+
+def test_the_reasons_to_drop_a_block_listed_are_all_there_are() -> None:
+    listed = _section("Sums that must hold").partition("the seven counters")[2].partition(")")[0]
+    assert _CODE.findall(listed) == [f"warm_dropped_{why}_blocks" for why in DROPPED]
+
+
+def test_the_states_of_the_warm_tier_are_as_described() -> None:
+    (row,) = re.findall(r"^\| `warm_state` \| (.*) \|$", METRICS.read_text(), re.MULTILINE)
+    assert re.findall(r"(\d) (\w+)", row) == [
+        (str(int(s)), s.name.lower()) for s in TierState if s is not TierState.OFF
+    ]
 
 
 def test_buckets_are_as_described() -> None:
@@ -222,15 +253,64 @@ def test_the_example_runs_and_the_sums_hold() -> None:
             assert (done.stdout, done.stderr) == (blocks["text"], "")
         with admin_peer(server.admin_target, deadline_s=TIMEOUT_S) as admin:
             stats = admin.stats()
-    _check_sums({c.name: c.value for c in stats.counters}, {g.name: g.value for g in stats.gauges})
+    counters = {c.name: c.value for c in stats.counters}
+    assert counters["reserve_present_parts"] == 4
+    _check_sums(counters, {g.name: g.value for g in stats.gauges})
+
+
+@pytest.mark.integration
+def test_the_sums_hold_when_blocks_go_to_disk_and_come_back(tmp_path: Path) -> None:
+    spec = kv_spec("sums", part_bytes=64 << 10)
+    keys = [key(i) for i in range(160)]
+    values = [bytes([i]) * spec.part_bytes for i in range(160)]
+    tier = ["--warm.path", str(tmp_path / "warm"), "--warm.capacity", "64MiB", "--warm.segment", "1MiB"]
+    with own_server([*FLAGS, "--hot.capacity", "4MiB", *tier]) as server:
+        with Client(ClientOptions(server.target, default_deadline_ms=10_000)) as client:
+            ns = client.namespace(spec)
+            for at in range(0, len(keys), 4):  # Slowly enough for some of them to reach the disk.
+                assert ns.put(keys[at : at + 4], values[at : at + 4]).ok
+            for at in range(0, len(keys), 16):
+                got = ns.get(keys[at : at + 16], coverage=Coverage.EACH, wait_ms=1000)
+                assert all(v is None or v == values[at + i] for i, v in enumerate(got.values or ()))
+            found = ns.match(keys, coverage=Coverage.EACH)
+        counts = _settled_counts(server.admin_target)
+    assert counts["warm_promoted_blocks"] > 0
+    assert counts["match_warm_blocks"] == found.states.count(BlockState.WARM) > 0
+    _check_sums(counts, counts)
+    _check_warm_sums(counts)
+
+
+def _settled_counts(target: str) -> dict[str, int]:
+    """Counters and gauges of a server that nobody uses any more, once nothing is on its way to disk or from it."""
+    found: dict[str, int] = {}
+
+    def is_settled() -> bool:
+        with admin_peer(target, deadline_s=TIMEOUT_S) as admin:
+            stats = admin.stats()
+        found.update({c.name: c.value for c in (*stats.counters, *stats.gauges)})
+        return not any(found[name] for name in ("warm_promoting_bytes", "warm_writing_bytes", "leases"))
+
+    until(is_settled, "something is on its way to disk or from it")
+    return found
+
+
+def _check_warm_sums(counts: dict[str, int]) -> None:
+    dropped = sum(counts[f"warm_dropped_{why}_blocks"] for why in DROPPED)
+    evicted = sum(counts[f"evicted_{why}_blocks"] for why in ("capacity", "page", "quota"))
+    assert counts["warm_demoted_blocks"] + dropped == evicted > 0
+    assert counts["warm_promoted_blocks"] == counts["warm_read_blocks"]
+    missed = counts["warm_missed_blocks"] + counts["warm_promote_cancelled_blocks"]
+    assert counts["warm_promote_missed_blocks"] == missed
+    assert counts["match_warm_blocks"] <= counts["match_hit_blocks"] <= counts["match_asked_blocks"]
+    assert counts["warm_rewritten_bytes"] <= counts["warm_written_bytes"]
+    assert counts["warm_stored_bytes"] < counts["warm_capacity_bytes"]
 
 
 def _check_sums(counters: dict[str, int], gauges: dict[str, int]) -> None:
     """The sums of the metrics page, on a server that nobody but its probe uses any more."""
-    assert counters["reserve_present_parts"] == 4
     places = ("free_bytes", "reserved_bytes", "leased_bytes", "evictable_bytes")
     assert sum(gauges[name] for name in places) == gauges["capacity_bytes"]
-    answers = [f"acquire_{name}_blocks" for name in ("leased", "missing", "busy", "late")]
+    answers = [f"acquire_{name}_blocks" for name in ("leased", "missing", "warm", "busy", "late")]
     assert sum(counters[name] for name in answers) == counters["acquire_asked_blocks"]
     ends = ("committed_parts", "abandoned_parts", "lost_parts")
     assert sum(counters[name] for name in ends) == counters["reserve_created_parts"]

@@ -168,7 +168,7 @@ def test_what_was_sealed_is_found_again(ground: Ground, opened: Callable[..., Li
     assert life.held() == expected(*blocks)
     assert (life.found.counts, life.found.rebuilt) == ({}, False)
     assert life.found.namespaces[TWO.digest].spec == b"two"
-    assert life.book[0].touched[0] == CLOCK.now - 500, "its age went over to the other clock"
+    assert life.book[0].rows.touched[0] == CLOCK.now - 500, "its age went over to the other clock"
     opened_segment = life.book.open()
     assert opened_segment is not None
     assert opened_segment.sequence == 3

@@ -27,6 +27,7 @@ from kvstore.tiers.segment import (
     Table,
     keys_of,
     read_table,
+    tags_of,
 )
 
 STORE = b"store of 16 byte"
@@ -252,6 +253,22 @@ def test_the_bytes_are_those_of_the_page() -> None:
         "4b56534547465452 0100000001000000 73746f7265206f66 2031362062797465 "
         "0700000000000000 2900000000000000 0100000000000000 0100000000000000 0030000000000000 0500000000000000"
     )
+
+
+def test_the_bytes_of_what_is_sealed_are_those_of_the_page() -> None:
+    layout = Layout(MIN_SEGMENT_BYTES)
+    layout.add(ONE, key(0), parts=[0, 1], lengths=[1, 2], checksums=[3, 4], created=1.5, tags=[b"t" * 16, b"u" * 16])
+    header = Header(STORE, 7, 41, MIN_SEGMENT_BYTES, created_ns=99, key_id=b"k" * 16, salt=b"s" * 16)
+    assert Header.of_block(header.to_block()) == header
+    assert header.to_block()[64:104] == b"k" * 16 + b"s" * 16 + bytes(8)
+    entries = layout.seal(header, 5)[1][BLOCK_BYTES : 2 * BLOCK_BYTES]
+    assert entries[24:80].hex(" ", 8) == (
+        "2001000000000000 0100000001000000 0300000000000000 000000000000f83f 0000000000000000 "
+        "7474747474747474 7474747474747474"
+    )
+    assert tags_of(layout.entries()) == [b"t" * 16, b"u" * 16]
+    layout.add(ONE, key(1), parts=[0], lengths=[1], checksums=[3], created=1.5)
+    assert tags_of(layout.entries())[2:] == [b""]
 
 
 def test_the_page_has_the_offsets_of_an_entry() -> None:

@@ -34,7 +34,7 @@ def log(path: Path) -> Iterator[Tombstones]:
 
 def test_what_was_added_is_read_by_the_next_process(path: Path, log: Tombstones) -> None:
     assert (log.count, list(log.read())) == (0, [])
-    first = [Tombstone(3, ONE, key(0, 16)), Tombstone(4, TWO, key(1, 64))]
+    first = [Tombstone(3, ONE, key(0, 16)), Tombstone(4, TWO, key(1, 64), 77)]
     log.add(first)
     log.add([Tombstone(5, ONE)])
     again = Tombstones(path)
@@ -53,7 +53,7 @@ def test_a_torn_last_record_is_dropped_and_the_next_is_whole(path: Path, log: To
     again.close()
 
 
-@pytest.mark.parametrize("at", [0, 8, 9, 41, RECORD_BYTES - 1])
+@pytest.mark.parametrize("at", [0, 8, 12, 13, 45, RECORD_BYTES - 1])
 def test_a_damaged_record_is_counted_and_the_others_are_read(path: Path, log: Tombstones, at: int) -> None:
     log.add([Tombstone(i, ONE, key(i)) for i in range(3)])
     raw = bytearray(path.read_bytes())
@@ -98,12 +98,22 @@ def test_a_block_is_dead_in_the_segments_its_tombstone_speaks_of() -> None:
     assert yard.has(TWO, key(9), 4)
     assert not yard.has(TWO, key(9), 5)
     assert not Graveyard([]).has(ONE, key(0), 0)
+    assert (yard.last_sequence, Graveyard([]).last_sequence) == (5, 0)
+
+
+def test_a_block_that_was_written_behind_the_place_of_its_tombstone_is_not_dead() -> None:
+    yard = Graveyard([Tombstone(5, ONE, key(0), 40), Tombstone(4, ONE, key(0)), Tombstone(5, TWO, b"", 7)])
+    assert yard.has(ONE, key(0), 5, 39)
+    assert not yard.has(ONE, key(0), 5, 40), "it was written again since, into the same segment"
+    assert yard.has(ONE, key(0), 4, 1000)
+    assert yard.has(TWO, key(3), 5, 6)
+    assert not yard.has(TWO, key(3), 5, 7)
 
 
 def test_the_bytes_are_those_of_the_page() -> None:
-    raw = Tombstone(0x0102030405060708, ONE, b"k" * 16).to_bytes()
-    assert (len(raw), RECORD_BYTES) == (113, 113)
-    assert raw[:9].hex() == "0807060504030201" + "10"
-    assert raw[9:41] == ONE
-    assert raw[41:105] == b"k" * 16 + bytes(48)
-    assert raw[105:] == xxh3_64_intdigest(raw[:105]).to_bytes(8, "little")
+    raw = Tombstone(0x0102030405060708, ONE, b"k" * 16, 0x0A0B0C0D).to_bytes()
+    assert (len(raw), RECORD_BYTES) == (117, 117)
+    assert raw[:13].hex() == "0807060504030201" + "0d0c0b0a" + "10"
+    assert raw[13:45] == ONE
+    assert raw[45:109] == b"k" * 16 + bytes(48)
+    assert raw[109:] == xxh3_64_intdigest(raw[:109]).to_bytes(8, "little")

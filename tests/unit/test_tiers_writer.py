@@ -11,7 +11,8 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore.tiers.device import aligned, read_bytes
-from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Header, blocks_of, keys_of, read_table
+from kvstore.tiers.sealing import Keyring, read_keys
+from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Header, blocks_of, keys_of, read_table, tags_of
 from kvstore.tiers.writer import BlockOut, SegmentWriter, sealed_life
 from tests.disks import Crashed, FaultyDisk, MemoryDisk
 
@@ -76,14 +77,33 @@ def test_what_was_written_is_held_once_it_is_sealed(disk: MemoryDisk) -> None:
     writer.close()
 
 
-def test_no_more_is_taken_than_fits(disk: MemoryDisk) -> None:
-    writer = SegmentWriter.begin(disk, NAME, HEADER)
+@pytest.mark.parametrize("keyring", [None, read_keys("a1" * 32)], ids=["as it is", "sealed"])
+def test_what_was_placed_is_told_as_an_index_keeps_it(disk: MemoryDisk, keyring: Keyring | None) -> None:
+    writer = SegmentWriter.begin(disk, NAME, HEADER, keyring=keyring)
+    one = block(0, 5000, 0, 1)
+    (placed,) = writer.write([one])
+    rows = list(placed.rows())
+    offsets = [BLOCK_BYTES, 3 * BLOCK_BYTES, 3 * BLOCK_BYTES]
+    assert [row[:4] for row in rows] == list(zip(one.parts, offsets, one.lengths, one.checksums, strict=True))
+    tags = [row[4] for row in rows]
+    assert tags == tags_of(writer.layout.entries())
+    assert {len(tag) for tag in tags} == ({0} if keyring is None else {16})
+    assert len(set(tags)) == (1 if keyring is None else 3)
+
+
+@pytest.mark.parametrize("keyring", [None, read_keys("a1" * 32)], ids=["as it is", "sealed"])
+def test_no_more_is_taken_than_fits(disk: MemoryDisk, keyring: Keyring | None) -> None:
+    writer = SegmentWriter.begin(disk, NAME, HEADER, keyring=keyring)
     blocks = [block(i, 100_000) for i in range(20)]
     placed = writer.write(blocks)
     assert 0 < len(placed) < 20
     assert writer.write(blocks[len(placed) :]) == []
     writer.seal(11)
-    assert held(disk) == expected(*blocks[: len(placed)])
+    if keyring is None:
+        assert held(disk) == expected(*blocks[: len(placed)])
+    assert [offset for one in placed for offset in one.offsets] == [
+        BLOCK_BYTES * (1 + i * blocks_of(100_000)) for i in range(len(placed))
+    ], "sealing takes room"
 
 
 def test_another_life_begins_with_nothing(disk: MemoryDisk) -> None:

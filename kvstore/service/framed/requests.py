@@ -217,7 +217,7 @@ class Requests:
     def _acquire(self, frame: Frame, message: memoryview) -> None:
         try:
             request = parsed(pb.AcquireRequest, bytes(message))
-            if request.wait_ms or self._shell.failpoints.any_armed("before.Acquire"):
+            if self._handlers.acquire_waits(request) or self._shell.failpoints.any_armed("before.Acquire"):
                 self._start(frame, self._acquire_later(frame, request))
                 return
             started = time.perf_counter_ns()

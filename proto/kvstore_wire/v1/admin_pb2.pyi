@@ -1,11 +1,23 @@
 from kvstore_wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class WarmTierState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WARM_TIER_STATE_OFF: _ClassVar[WarmTierState]
+    WARM_TIER_STATE_ON: _ClassVar[WarmTierState]
+    WARM_TIER_STATE_DEGRADED: _ClassVar[WarmTierState]
+    WARM_TIER_STATE_DISABLED: _ClassVar[WarmTierState]
+WARM_TIER_STATE_OFF: WarmTierState
+WARM_TIER_STATE_ON: WarmTierState
+WARM_TIER_STATE_DEGRADED: WarmTierState
+WARM_TIER_STATE_DISABLED: WarmTierState
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()
@@ -120,11 +132,41 @@ class PurgeRequest(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., digest: _Optional[bytes] = ..., older_than_ms: _Optional[int] = ..., all: bool = ...) -> None: ...
 
 class PurgeResponse(_message.Message):
-    __slots__ = ("blocks", "deferred_blocks", "bytes")
+    __slots__ = ("blocks", "deferred_blocks", "bytes", "warm_blocks", "warm_bytes")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DEFERRED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    WARM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WARM_BYTES_FIELD_NUMBER: _ClassVar[int]
     blocks: int
     deferred_blocks: int
     bytes: int
-    def __init__(self, blocks: _Optional[int] = ..., deferred_blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    warm_blocks: int
+    warm_bytes: int
+    def __init__(self, blocks: _Optional[int] = ..., deferred_blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., warm_blocks: _Optional[int] = ..., warm_bytes: _Optional[int] = ...) -> None: ...
+
+class SetWarmTierRequest(_message.Message):
+    __slots__ = ("enabled", "capacity_bytes")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    capacity_bytes: int
+    def __init__(self, enabled: bool = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+
+class WarmTierStatus(_message.Message):
+    __slots__ = ("state", "reason", "capacity_bytes", "stored_bytes", "stored_blocks", "writing_bytes", "promoting_bytes")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WRITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMOTING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    state: WarmTierState
+    reason: str
+    capacity_bytes: int
+    stored_bytes: int
+    stored_blocks: int
+    writing_bytes: int
+    promoting_bytes: int
+    def __init__(self, state: _Optional[_Union[WarmTierState, str]] = ..., reason: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., stored_blocks: _Optional[int] = ..., writing_bytes: _Optional[int] = ..., promoting_bytes: _Optional[int] = ...) -> None: ...

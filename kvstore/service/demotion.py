@@ -1,0 +1,231 @@
+"""Writing blocks of memory to the warm tier: straight from their slots, ahead of their eviction.
+
+The core says which (`Cleaner`); a block's slots stay as they are while it is written. Nobody waits for any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kvstore.core.cleaning import Cleaner
+from kvstore.core.namespaces import Namespace
+from kvstore.core.records import Records
+from kvstore.tiers.index import Located
+from kvstore.tiers.memory import ArenaMemory
+from kvstore.tiers.segment import BLOCK_BYTES, Described, blocks_of
+from kvstore.tiers.warm import Clocks, WarmTier
+from kvstore.tiers.writer import BlockOut
+from kvstore_wire.waiting import within
+
+_AHEAD_S = 0.02  # More than it takes to write some blocks; less than anybody minds who waits for a disk.
+_STEPS = 4  # Pumped each time this part of the window was given away.
+
+
+@dataclass(frozen=True)
+class _Written:
+    row: int
+    size_bytes: int
+    future: Future[Located | None]
+
+
+class Demotion:
+    """Lives on the event loop. `why_not()` says why nothing may be written now, empty where it may."""
+
+    def __init__(
+        self,
+        records: Records,
+        memory: ArenaMemory,
+        warm: WarmTier,
+        cleaner: Cleaner,
+        *,
+        queue_bytes: int,
+        clocks: Clocks,
+        why_not: Callable[[], str],
+    ) -> None:
+        self._records, self._memory, self._warm, self._cleaner = records, memory, warm, cleaner
+        self._queue_bytes, self._clocks, self._why_not = queue_bytes, clocks, why_not
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._described: dict[bytes, Described] = {}
+        self._writing_bytes = 0
+        self._done: deque[_Written] = deque()
+        self._is_told = False  # That something is done.
+        self._step_bytes = max(1, cleaner.window_bytes // _STEPS)
+        self._pumped_at = 0
+        self._came = asyncio.Event()
+        self.counts: Counter[str] = Counter()
+        records.on_evict = self._evicted
+        if cleaner.budget.rate_bytes is not None:
+            records.on_link = self._linked
+
+    @property
+    def writing_bytes(self) -> int:
+        return self._writing_bytes
+
+    def poke(self) -> None:
+        """Pumps if enough memory was given away since the last time."""
+        if self._records.granted_bytes - self._pumped_at >= self._step_bytes:
+            self.pump()
+
+    def pump(self) -> None:
+        """Begins to write what is coldest and has no copy, as far as the queue has room."""
+        self._pumped_at = self._records.granted_bytes
+        warm = self._warm
+        self._cleaner.budget.spend(warm.written_bytes + warm.queued_bytes, self._clocks.now())
+        room = self._queue_bytes - self._writing_bytes
+        if room > 0 and not self._why_not():
+            for row in self._cleaner.choose(room, warm.lives):
+                self._write(row)
+
+    async def get_ahead(self, namespace: Namespace, slot_bytes: int, blocks: int) -> None:
+        """Waits, briefly, until so many blocks may be evicted without loss; for those who can wait."""
+        until = self._clocks.now() + _AHEAD_S
+        while not (self._why_not() or self._cleaner.is_ahead(namespace, slot_bytes, blocks)):
+            self.pump()
+            left_s = until - self._clocks.now()
+            if left_s <= 0 or not self._writing_bytes:
+                return
+            self._came.clear()
+            with suppress(asyncio.TimeoutError):
+                await within(left_s, self._came.wait())
+
+    async def flush(self, timeout_s: float) -> tuple[int, int]:
+        """Writes all that has no copy, what is worth most first; returns how many blocks were, and were not, written.
+
+        Ends in time whatever the disk does; then what is left is lost with the memory.
+        """
+        until = self._clocks.now() + timeout_s
+        before = self.counts["written_blocks"]
+        rows = deque(self._cleaner.order_for_flush(self._warm.lives))
+        while (rows or self._writing_bytes) and not self._why_not() and self._clocks.now() < until:
+            while rows and self._writing_bytes < self._queue_bytes:
+                self._write(rows.popleft())
+            self._came.clear()
+            with suppress(asyncio.TimeoutError):
+                await within(max(0.0, until - self._clocks.now()), self._came.wait())
+        written = self.counts["written_blocks"] - before
+        return written, len(self._cleaner.order_for_flush(self._warm.lives))
+
+    # -- one block -----------------------------------------------------------------------------------------------
+
+    def _write(self, row: int) -> None:
+        records, cell = self._records, self._records.blocks.cell
+        namespace = records.namespaces[cell.namespace[row]]
+        key = records.blocks.key[row]
+        assert key is not None
+        first, size = cell.first_part[row], 0
+        offsets, lengths, checksums = list[int](), list[int](), list[int]()
+        parts = records.parts.cell
+        for part in range(first, first + namespace.parts_per_block):
+            offsets.append(parts.offset[part])
+            lengths.append(parts.length[part])
+            checksums.append(parts.checksum[part])
+        view, pieces = self._memory.view, []
+        for offset, length in zip(offsets, lengths, strict=True):
+            room = blocks_of(length) * BLOCK_BYTES
+            pieces.append(view[offset : offset + room])
+            size += room
+        now = self._clocks.now()
+        created = self._clocks.wall() - (now - cell.created[row])
+        ttl_s = namespace.rules.ttl_s
+        block = BlockOut(
+            self._describe(namespace),
+            key,
+            namespace.all_parts,
+            lengths,
+            checksums,
+            pieces,
+            created=created,
+            expires=0.0 if ttl_s is None else created + ttl_s,
+        )
+        records.begin_writing(row)
+        self._writing_bytes += size
+        future = self._warm.write(block)
+        written = _Written(row, size, future)
+        if future.done():  # Refused.
+            self._end(written)
+            return
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: self._tell(written))
+
+    def _tell(self, written: _Written) -> None:
+        """In a thread of the tier: one call to the loop takes in all that is done by then."""
+        self._done.append(written)
+        if self._is_told:
+            return
+        self._is_told = True
+        assert self._loop is not None
+        with suppress(RuntimeError):  # The loop has ended, and with it whoever cared.
+            self._loop.call_soon_threadsafe(self._take_in)
+
+    def _take_in(self) -> None:
+        self._is_told = False  # First: what is added from now on is taken in below, or told of again.
+        while self._done:
+            self._end(self._done.popleft())
+        self._came.set()
+        self.pump()
+
+    def _end(self, written: _Written) -> None:
+        self._writing_bytes -= written.size_bytes
+        located = None if written.future.cancelled() or written.future.exception() else written.future.result()
+        cell, row = self._records.blocks.cell, written.row
+        namespace = self._records.namespaces[cell.namespace[row]]
+        is_whole = cell.present[row] == namespace.parts_per_block
+        is_stored = self._records.end_writing(row)
+        self.counts["written_blocks" if located is not None else "failed_blocks"] += 1
+        if located is not None and is_stored and is_whole:
+            self.place(row, located)
+
+    def place(self, row: int, located: Located) -> None:
+        """Notes where a stored block's copy lies."""
+        cell = self._records.blocks.cell
+        cell.disk_segment[row], cell.disk_sequence[row], cell.disk_start[row] = (*located.life, located.start)
+
+    def _describe(self, namespace: Namespace) -> Described:
+        digest = namespace.spec.digest
+        found = self._described.get(digest)
+        if found is None:
+            found = self._described[digest] = Described(digest, namespace.spec.to_message().SerializeToString())
+        return found
+
+    # -- told by the core ------------------------------------------------------------------------------------------
+
+    def _evicted(self, row: int) -> None:
+        """Counts what becomes of a block that makes room, and tells the tier when it was last used."""
+        cell = self._records.blocks.cell
+        namespace = self._records.namespaces[cell.namespace[row]]
+        if namespace.rules.spare:
+            return
+        sequence = cell.disk_sequence[row]
+        if sequence:
+            life, start = (cell.disk_segment[row], sequence), cell.disk_start[row]
+            if self._warm.still_has(life, start):
+                self.counts["demoted_blocks"] += 1
+                if cell.reuses[row]:
+                    self._warm.note_used(life, start, cell.touched[row])
+            else:
+                self.counts["dropped_copy_gone_blocks"] += 1
+            return
+        if cell.writing[row]:
+            self.counts["demoted_blocks"] += 1
+            return
+        is_whole = cell.present[row] == namespace.parts_per_block
+        reason = self._why_not() or ("behind" if is_whole else "incomplete")
+        if reason == "behind" and self._cleaner.budget.is_low:
+            reason = "budget"
+        self.counts[f"dropped_{reason}_blocks"] += 1
+        if reason == "budget":
+            key = self._records.blocks.key[row]
+            assert key is not None
+            self._cleaner.ghosts.add(namespace.index, key)
+
+    def _linked(self, row: int) -> None:
+        cell, key = self._records.blocks.cell, self._records.blocks.key[row]
+        assert key is not None
+        if self._cleaner.ghosts.take(cell.namespace[row], key):
+            cell.reuses[row] = 1

@@ -1,0 +1,320 @@
+"""Bringing blocks of the warm tier back into memory: read straight into their slots, visible when they are checked.
+
+Rules
+- A promotion is a writer like any other: it reserves, fills and commits, so that whoever asks for a block under way
+  waits for it as for any block in flight, and nobody sees one that is not whole.
+- What is on its way is bounded in bytes; a chain is cut where the room ends.
+- When nobody waits any more, what has not begun to be read is given up, unless so little is on its way that it costs
+  nobody anything: then it lands for the next reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.core.leases import WriteLease
+from kvstore.core.namespaces import Namespace
+from kvstore.core.sessions import Session
+from kvstore.core.sight import Ask
+from kvstore.core.store import Store
+from kvstore.core.writing import ReserveRequest
+from kvstore.service.demotion import Demotion
+from kvstore.service.latency import Latencies
+from kvstore.tiers.index import Located
+from kvstore.tiers.memory import ArenaMemory
+from kvstore.tiers.segment import BLOCK_BYTES, blocks_of
+from kvstore.tiers.warm import Clocks, Wanted, WarmTier
+from kvstore_wire.errors import KvStoreError, LeaseExpired
+from kvstore_wire.namespace import Kind
+from kvstore_wire.states import PartState
+
+_LOG = logging.getLogger("kvstore.promotion")
+READ_BYTES = 8 << 20  # Handed to a reading thread at once: as fast as more, and the first blocks land sooner.
+RESERVED_BYTES = 64 << 20  # By one lease.
+LEASE_S = 3600.0  # A disk that hangs for longer loses the slots to others.
+_CREATED = int(PartState.CREATED)
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Blocks `keys` of a chain on their way. `reserved` is done once they have slots, or never will.
+
+    `users`: Acquires that wait for some of them.
+    """
+
+    namespace: Namespace
+    chain: Sequence[bytes]
+    keys: list[bytes]
+    reserved: asyncio.Future[None]
+    users: int = 0
+    reads: list[_Read] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Read:
+    """Blocks under one lease that one thread reads: of each its key, its place and the indexes of its parts."""
+
+    session: Session
+    lease: WriteLease
+    blocks: list[tuple[bytes, Located, range]]
+    size_bytes: int
+    future: Future[list[bool]] | None = None
+
+
+class Promotion:
+    """Lives on the event loop. `settle` performs the core's effects."""
+
+    def __init__(
+        self,
+        store: Store,
+        memory: ArenaMemory,
+        warm: WarmTier,
+        demotion: Demotion,
+        *,
+        session: Session,
+        queue_bytes: int,
+        clocks: Clocks,
+        settle: Callable[[], None],
+        latencies: Latencies,
+    ) -> None:
+        self._store, self._memory, self._warm, self._demotion = store, memory, warm, demotion
+        self._session, self._queue_bytes, self._clocks, self._settle = session, queue_bytes, clocks, settle
+        self._fetches: dict[tuple[int, bytes], Fetch] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._came = asyncio.Event()
+        self.bytes_on_the_way = 0
+        self._latencies = latencies
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def cheap_bytes(self) -> int:
+        """What may be on its way for nobody."""
+        return self._queue_bytes // 4
+
+    async def begin(self, ask: Ask, until: float) -> list[Fetch]:
+        """Begins to bring what an Acquire wants and only the disk has; returns once all of it has slots, or at `until`.
+
+        Give what it returns to `leave`.
+        """
+        keys = list(dict.fromkeys(ask.keys[at] for at in self._store.reader.wanted_from_disk(ask)))
+        if not keys:
+            return []
+        name = ask.namespace.index
+        known = dict.fromkeys(f for f in (self._fetches.get((name, key)) for key in keys) if f is not None)
+        fetches = list(known)
+        new = [key for key in keys if (name, key) not in self._fetches]
+        if new:
+            fetches.append(self._fetch(ask, new))
+        for fetch in fetches:
+            fetch.users += 1
+        left_s = until - self._clocks.now()
+        await asyncio.wait([fetch.reserved for fetch in fetches], timeout=max(0.0, left_s))
+        return fetches
+
+    def leave(self, fetches: Sequence[Fetch]) -> None:
+        """Ends an Acquire's interest."""
+        for fetch in fetches:
+            fetch.users -= 1
+            if fetch.users or self.bytes_on_the_way <= self.cheap_bytes:
+                continue
+            for read in fetch.reads:
+                if read.future is not None and not self._is_waited_for(fetch, read):
+                    read.future.cancel()  # One that has begun goes on.
+
+    def _is_waited_for(self, fetch: Fetch, read: _Read) -> bool:
+        """Whether an Acquire that came later, when the blocks had slots already, waits for some of them."""
+        waiting = (a for found in self._store.reader.waiting.values() for a in found if a.namespace is fetch.namespace)
+        keys = {key for key, _, _ in read.blocks}
+        return any(not keys.isdisjoint(a.request.keys) for a in waiting)
+
+    # -- one fetch -------------------------------------------------------------------------------------------------
+
+    def _fetch(self, ask: Ask, keys: list[bytes]) -> Fetch:
+        fetch = Fetch(ask.namespace, ask.keys, keys, asyncio.get_running_loop().create_future())
+        for key in keys:
+            self._fetches[ask.namespace.index, key] = fetch
+        self._start(self._run(fetch))
+        return fetch
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+
+        def done(ended: asyncio.Task[None]) -> None:
+            self._tasks.discard(ended)
+            if not ended.cancelled() and ended.exception() is not None:
+                _LOG.error("a promotion failed", exc_info=ended.exception())
+
+        task.add_done_callback(done)
+
+    async def _run(self, fetch: Fetch) -> None:
+        started = self._clocks.now()
+        try:
+            located = await asyncio.wrap_future(self._warm.locate(fetch.namespace.spec.digest, fetch.keys))
+            await self._reserve(fetch, located, started)
+        finally:
+            for key in fetch.keys:
+                self._fetches.pop((fetch.namespace.index, key), None)
+            if not fetch.reserved.done():
+                fetch.reserved.set_result(None)
+
+    async def _reserve(self, fetch: Fetch, located: Sequence[Located | None], started: float) -> None:
+        """Takes slots for the leading blocks that there is room for, and begins to read them; waits while too much is
+        on its way, as long as somebody wants it."""
+        namespace = fetch.namespace
+        found = [
+            (key, at)
+            for key, at in zip(fetch.keys, located, strict=True)
+            if at is not None and self._is_usable(namespace, key, at)
+        ]
+        self.counts["vanished_blocks"] += len(fetch.keys) - len(found)
+        most = min(RESERVED_BYTES, self._queue_bytes, self._store.settings.max_call_bytes)
+        left = deque(found)
+        while left:
+            group, size = _leading(left, most)
+            while self.bytes_on_the_way and self.bytes_on_the_way + size > self._queue_bytes and fetch.users:
+                self._came.clear()
+                await self._came.wait()
+            slot_bytes = namespace.slot_bytes(group[0][1].parts[0].length)
+            await self._demotion.get_ahead(namespace, slot_bytes, len(group))
+            if not fetch.users:
+                break
+            for _ in group:
+                left.popleft()
+            if not self._reserve_group(fetch, group, started):
+                break
+        self.counts["refused_blocks"] += len(left)
+
+    def _is_usable(self, namespace: Namespace, key: bytes, at: Located) -> bool:
+        """Whether a block can be brought: whole, as long as its namespace says, not past its life, not there by now."""
+        if key in namespace.blocks or len(at.parts) != namespace.parts_per_block:
+            return False
+        spec, ttl_s = namespace.spec, namespace.rules.ttl_s
+        if ttl_s is not None and at.created + ttl_s <= self._clocks.wall():
+            return False
+        if spec.kind is Kind.KV:
+            return all(part.length == spec.part_bytes for part in at.parts)
+        return all(part.length <= spec.part_bytes for part in at.parts)
+
+    def _reserve_group(self, fetch: Fetch, group: list[tuple[bytes, Located]], started: float) -> bool:
+        """Reserves and begins to read; false if there was not room for all of it.
+
+        The chain's blocks in memory are named too, so that making room takes none of them.
+        """
+        namespace, now = fetch.namespace, self._clocks.now()
+        there = self._warm.has(namespace.spec.digest, [key for key, _ in group])  # Deleted meanwhile: not any more.
+        places = {key: at for (key, at), is_there in zip(group, there, strict=True) if is_there}
+        keys = [key for key in fetch.chain if key in places or key in namespace.blocks]
+        lengths = []
+        if namespace.spec.kind is not Kind.KV:
+            lengths = [places[key].parts[0].length if key in places else 0 for key in keys]
+        request = ReserveRequest(keys, LEASE_S, lengths=lengths)
+        try:
+            reserved = self._store.writer.reserve(self._session, namespace, request, now)
+        except KvStoreError:  # Too many leases are open.
+            self.counts["refused_blocks"] += len(group)
+            return False
+        finally:
+            self._settle()
+        width = namespace.parts_per_block
+        got = [key for i, key in enumerate(keys) if reserved.states[i * width] == _CREATED]
+        self.counts["refused_blocks"] += len(places) - len(got)
+        if reserved.lease is not None:
+            self._read(fetch, reserved.lease, [(key, places[key]) for key in got], started)
+        return len(got) == len(places)
+
+    def _read(self, fetch: Fetch, lease: WriteLease, blocks: list[tuple[bytes, Located]], started: float) -> None:
+        """Hands blocks to the reading threads, as many at once as one is to read."""
+        width, wall, now = fetch.namespace.parts_per_block, self._clocks.wall(), self._clocks.now()
+        offsets, _, _ = self._store.part_views(lease.parts)
+        records, view = self._store.records, self._memory.view
+        batch: list[tuple[bytes, Located, range]] = []
+        size = 0
+        for number, (key, at) in enumerate(blocks):
+            row = fetch.namespace.blocks[key]
+            records.blocks.cell.created[row] = now - (wall - at.created)
+            batch.append((key, at, range(number * width, (number + 1) * width)))
+            size += at.size_bytes
+            if size < READ_BYTES and number + 1 < len(blocks):
+                continue
+            read = _Read(self._session, lease, batch, size)
+            wanted = [
+                Wanted(
+                    fetch.namespace.spec.digest,
+                    key,
+                    at,
+                    [
+                        view[offsets[i] : offsets[i] + blocks_of(part.length) * BLOCK_BYTES]
+                        for i, part in zip(indexes, at.parts, strict=True)
+                    ],
+                )
+                for key, at, indexes in batch
+            ]
+            self._store.pin(lease)
+            self.bytes_on_the_way += size
+            read.future = self._warm.read(wanted)
+            fetch.reads.append(read)
+            self._start(self._landed(fetch, read, started))
+            batch, size = [], 0
+
+    async def _landed(self, fetch: Fetch, read: _Read, started: float) -> None:
+        """Waits for one read, makes visible what is as it was written, and drops the rest."""
+        assert read.future is not None
+        lease = read.lease
+        try:
+            good = await asyncio.wrap_future(read.future)
+        except asyncio.CancelledError:
+            if not read.future.cancelled():
+                raise
+            self.counts["cancelled_blocks"] += len(read.blocks)
+            good = [False] * len(read.blocks)
+        finally:
+            self.bytes_on_the_way -= read.size_bytes
+            self._came.set()
+        now = self._clocks.now()
+        try:
+            self._commit(fetch.namespace, read, good, now)
+        except LeaseExpired:
+            self.counts["late_blocks"] += len(read.blocks)
+        self._latencies.add("Promote", int(1e9 * (now - started)))
+        left = [i for (_, _, indexes), is_good in zip(read.blocks, good, strict=True) if not is_good for i in indexes]
+        left = [i for i in left if lease.open[i]]
+        if left and not lease.ended:
+            self._store.writer.drop(lease, left, now)
+        self._store.unpin(lease, now)
+        self._settle()
+
+    def _commit(self, namespace: Namespace, read: _Read, good: Sequence[bool], now: float) -> None:
+        lease = read.lease
+        landed = [block for block, is_good in zip(read.blocks, good, strict=True) if is_good]
+        self.counts["promoted_blocks"] += len(landed)
+        self.counts["missed_blocks"] += len(good) - len(landed)
+        indexes = [i for _, _, at in landed for i in at]
+        if not indexes:
+            return
+        for i in indexes:
+            lease.landed[i] = 1
+        checksums = [part.checksum for _, located, _ in landed for part in located.parts]
+        self._store.commit(self._session, lease, indexes, checksums=checksums, now=now)
+        for key, located, _ in landed:
+            row = namespace.blocks.get(key)
+            if row is not None:
+                self._demotion.place(row, located)
+
+
+def _leading(blocks: Iterable[tuple[bytes, Located]], most_bytes: int) -> tuple[list[tuple[bytes, Located]], int]:
+    """Returns the first blocks that take at most so many bytes together, at least one, and the bytes."""
+    found: list[tuple[bytes, Located]] = []
+    size = 0
+    for key, at in blocks:
+        if found and size + at.size_bytes > most_bytes:
+            break
+        found.append((key, at))
+        size += at.size_bytes
+    return found, size

@@ -1,0 +1,122 @@
+"""Blocks that leave memory go to disk and come back; nobody waits for the disk who does not want to."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvstore_client import BlockState
+from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, chain, value, warm_shard
+from tests.shards import kv_spec
+
+
+@pytest.mark.parametrize("way", ["shm", "bulk", "grpc"])
+def test_chains_that_left_memory_are_told_of_and_read_back(tmp_path: Path, way: str) -> None:
+    with warm_shard(tmp_path, way) as warm:
+        chains = [chain(i, HOT_BLOCKS // 2) for i in range(6)]
+        for keys in chains:
+            warm.put(keys)
+        for keys in chains:
+            assert warm.stored(keys) == len(keys)
+            assert warm.get(keys).prefix_blocks == len(keys)
+        assert warm.count("warm_promoted_blocks") >= 4 * HOT_BLOCKS // 2
+        assert warm.count("warm_promote_missed_blocks") == 0
+
+
+def test_a_read_waits_for_the_disk_unless_told_not_to(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 8)
+        warm.put(keys)
+        warm.fill(2)
+        found = warm.get(keys, wait_ms=0)
+        assert found.prefix_blocks == 0
+        assert found.states[0] == BlockState.WARM
+        assert warm.count("warm_promoted_blocks") == 0
+        assert warm.get(keys, wait_ms=None).prefix_blocks == len(keys)  # What is usual for a shard with a disk.
+        assert warm.count("warm_promoted_blocks") == len(keys)
+
+
+def test_many_readers_of_one_chain_bring_it_once(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 16)
+        warm.put(keys)
+        warm.fill(2)
+        found: list[int] = []
+        warm.shard.arm("disk.read", "delay:200ms")
+        readers = [threading.Thread(target=lambda: found.append(warm.get(keys).prefix_blocks)) for _ in range(8)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(30)
+        assert found == [len(keys)] * 8
+        assert warm.count("warm_promoted_blocks") == len(keys)
+
+
+def test_a_block_from_disk_is_not_written_again_when_it_leaves_memory(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        chains = [warm.fill(i, HOT_BLOCKS // 2) for i in range(4)]
+        for keys in 3 * chains:
+            assert warm.get(keys).prefix_blocks == len(keys)
+            warm.until_written()
+        assert warm.count("warm_promoted_blocks") >= 5 * HOT_BLOCKS
+        assert warm.count("warm_written_blocks") == 2 * HOT_BLOCKS
+
+
+def test_a_chain_of_both_tiers_is_one_prefix(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 24)
+        warm.put(keys)
+        warm.fill(2)
+        assert warm.get(keys[:8]).prefix_blocks == 8  # The head is in memory again, the tail is not.
+        matched = warm.client.namespace(SPEC).match(keys)
+        assert matched.prefix_blocks == len(keys)
+        assert set(matched.states[:8]) == {BlockState.HOT}
+        assert set(matched.states[8:]) == {BlockState.WARM}
+        assert warm.get(keys).prefix_blocks == len(keys)
+
+
+def test_a_chain_longer_than_may_be_on_its_way_is_brought_piece_by_piece(tmp_path: Path) -> None:
+    with warm_shard(tmp_path, more={"warm__promote_queue": "1MiB"}) as warm:
+        keys = chain(1, 32)
+        warm.put(keys)
+        warm.fill(2)
+        assert warm.get(keys).prefix_blocks == len(keys)
+
+
+def test_a_deleted_block_is_not_found_on_disk(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 16)
+        warm.put(keys)
+        warm.fill(2)
+        deleted = warm.client.namespace(SPEC).delete(keys[8:])
+        assert deleted.failure is None
+        assert warm.stored(keys) == 8
+        assert warm.get(keys).prefix_blocks == 8
+        warm.put(keys[8:])
+        warm.fill(3)
+        assert warm.get(keys).prefix_blocks == len(keys)
+
+
+def test_a_block_past_its_life_is_not_found_on_disk(tmp_path: Path) -> None:
+    with warm_shard(tmp_path, more={"namespaces__default_ttl": "3s"}) as warm:
+        keys = chain(1, 16)
+        warm.put(keys)
+        warm.fill(2)
+        assert warm.stored(keys) == len(keys)
+        warm.shard.until(lambda local: not warm.tiering.warm.has(SPEC.digest, keys[:1])[0], "it does not expire")
+        assert warm.stored(keys) == 0
+        assert warm.get(keys).prefix_blocks == 0
+
+
+def test_a_block_that_lacks_a_part_is_not_kept(tmp_path: Path) -> None:
+    spec = kv_spec("parts", part_bytes=PART_BYTES, layer_groups=2)
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 4 * HOT_BLOCKS)
+        for block in keys:
+            assert warm.client.namespace(spec).put([block], [value(block)], parts=[0]).failure is None
+        warm.until_written()
+        assert warm.stored(keys, spec) == 0
+        assert warm.count("warm_written_blocks") == 0
+        assert warm.count("warm_dropped_incomplete_blocks") >= 3 * HOT_BLOCKS
