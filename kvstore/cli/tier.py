@@ -21,9 +21,9 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tier",
         help="show a server's warm tier, take it out of use or back in, resize it",
-        description="Shows how a server's warm tier is, over its admin port. A change takes effect at once, under "
-        "load and whatever the disk does, and lasts until the server ends: what it starts with is in its "
-        "configuration. A tier that is disabled keeps its blocks, but for those that are deleted meanwhile.",
+        description="Shows how a server's warm tier is, over its admin port. A change is made under load and whatever "
+        "the disk does, the capacity soon after the answer, and lasts until the server ends: what it starts with is in "
+        "its configuration. A tier that is disabled keeps its blocks, but for those that are deleted meanwhile.",
         epilog="examples:\n"
         "  kvstore tier\n"
         "  kvstore tier --disable\n"

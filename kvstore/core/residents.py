@@ -36,8 +36,10 @@ def fingerprint_of(digest: bytes, key: bytes) -> int:
 
 
 class _Table(NamedTuple):
-    fingerprints: memoryview
-    refs: memoryview
+    """`cells`: of each slot a fingerprint, 0 where there never was one, and where that block lies. `mask`: of a
+    fingerprint the cell to begin at, an even number."""
+
+    cells: memoryview
     mask: int
 
 
@@ -47,105 +49,94 @@ class Residents:
     def __init__(self, book: SegmentBook) -> None:
         self._book = book
         self._used = 0
-        self._table = _Table(memoryview(b""), memoryview(b""), _FIRST_SLOTS - 1)
+        self.slot_count = _FIRST_SLOTS
         self.rebuild()
-
-    @property
-    def slot_count(self) -> int:
-        return self._table.mask + 1
 
     def has(self, digest: bytes, keys: Sequence[bytes], wall: float) -> list[bool]:
         """Tells of each block of a namespace whether it is there, and its time not over."""
-        fingerprints, refs, mask = self._table
-        segments, seed, found = self._book.by_number, seed_of(digest), []
+        cells, mask = self._table
+        stored, seed = self._book.stored, seed_of(digest)
+        fingerprints, expires = stored.fingerprints, stored.expires
+        found = []
         for key in keys:
             wanted = xxh3_64_intdigest(key, seed) or 1
-            slot = wanted & mask
-            while (there := fingerprints[slot]) != wanted and there:
-                slot = (slot + 1) & mask
+            at = wanted & mask
+            while (there := cells[at]) != wanted and there:
+                at = (at + 2) & mask
             is_there = False
             if there:
-                ref = refs[slot]
-                segment = segments.get(ref >> _ROW_BITS)
-                if segment is not None:
-                    rows, row = segment.rows, ref & _ROW_MASK
-                    if row < rows.count:
-                        cell = rows.cell
-                        is_there = (
-                            cell.alive[row] and cell.fingerprint[row] == wanted and not 0 < cell.expires[row] <= wall
-                        )
+                ref = cells[at + 1]
+                number, row = ref >> _ROW_BITS, ref & _ROW_MASK
+                column = fingerprints[number]
+                if row < len(column) and column[row] == wanted:
+                    times = expires[number]
+                    is_there = times is None or row >= len(times) or not 0 < times[row] <= wall
             found.append(is_there)
         return found
 
     def put(self, segment: Segment, row: int) -> None:
         """Adds the block that was placed there. An older copy of it is dropped from its segment."""
-        fingerprints, refs, mask = self._table
+        cells, mask = self._table
         wanted = segment.rows.cell.fingerprint[row]
-        slot, stale = wanted & mask, -1
-        while (there := fingerprints[slot]) != wanted and there:
-            if stale < 0 and self._at(refs[slot], there) is None:
-                stale = slot
-            slot = (slot + 1) & mask
+        at, stale = wanted & mask, -1
+        while (there := cells[at]) != wanted and there:
+            if stale < 0 and not self._counts(cells[at + 1], there):
+                stale = at
+            at = (at + 2) & mask
         ref = segment.number << _ROW_BITS | row
         if there:
-            older = self._at(refs[slot], wanted)
-            refs[slot] = ref
-            if older is not None and older != (segment, row):
-                older[0].drop(older[1])
+            older = cells[at + 1]
+            cells[at + 1] = ref
+            if older != ref and self._counts(older, wanted):
+                self._book[older >> _ROW_BITS].drop(older & _ROW_MASK)
             return
         if stale >= 0:
-            slot = stale
+            at = stale
         else:
             self._used += 1
-        refs[slot] = ref
-        fingerprints[slot] = wanted
-        if self._used > _MOST_USED * (mask + 1):
+        cells[at + 1] = ref
+        cells[at] = wanted
+        if self._used > _MOST_USED * self.slot_count:
             self.rebuild()
 
     def rebuild(self) -> None:
         """Makes the table anew from the rows of all segments, of a size that leaves room to grow."""
-        slots = max(_FIRST_SLOTS, self.slot_count)
-        while self._book.stored.block_count > _USED_AT_FIRST * slots:
-            slots *= 2
-        fingerprints: Words = np.zeros(slots, np.uint64)
-        refs: Words = np.zeros(slots, np.uint64)
+        while self._book.stored.block_count > _USED_AT_FIRST * self.slot_count:
+            self.slot_count *= 2
+        cells: Words = np.zeros(2 * self.slot_count, np.uint64)
         self._used = 0
-        found, refs_found, waiting = [], [], 0
+        found, refs, waiting = [], [], 0
         for segment in self._book.held:
             rows = segment.rows
             for at in range(0, rows.count, _STEP_ROWS):
                 places = np.flatnonzero(rows.alive[at : min(at + _STEP_ROWS, rows.count)]) + at
                 found.append(rows.fingerprint[places])
-                refs_found.append(places.astype(np.uint64) | np.uint64(segment.number << _ROW_BITS))
+                refs.append(places.astype(np.uint64) | np.uint64(segment.number << _ROW_BITS))
                 waiting += len(places)
                 if waiting >= _STEP_ROWS:
-                    self._used += _fill(fingerprints, refs, np.concatenate(found), np.concatenate(refs_found))
-                    found, refs_found, waiting = [], [], 0
+                    self._used += _fill(cells, np.concatenate(found), np.concatenate(refs))
+                    found, refs, waiting = [], [], 0
         if waiting:
-            self._used += _fill(fingerprints, refs, np.concatenate(found), np.concatenate(refs_found))
-        self._table = _Table(fingerprints.data, refs.data, slots - 1)
+            self._used += _fill(cells, np.concatenate(found), np.concatenate(refs))
+        self._table = _Table(cells.data, 2 * self.slot_count - 2)
 
-    def _at(self, ref: int, wanted: int) -> tuple[Segment, int] | None:
-        """Returns the segment and row that an entry speaks of, None if the entry does not count any more."""
-        segment, row = self._book.by_number.get(ref >> _ROW_BITS), ref & _ROW_MASK
-        if segment is None or row >= segment.rows.count:
-            return None
-        cell = segment.rows.cell
-        return (segment, row) if cell.alive[row] and cell.fingerprint[row] == wanted else None
+    def _counts(self, ref: int, wanted: int) -> bool:
+        """Whether a block of that fingerprint lies there still."""
+        column, row = self._book.stored.fingerprints[ref >> _ROW_BITS], ref & _ROW_MASK
+        return row < len(column) and column[row] == wanted
 
 
-def _fill(fingerprints: Words, refs: Words, wanted: Words, refs_wanted: Words) -> int:
+def _fill(cells: Words, wanted: Words, refs: Words) -> int:
     """Puts entries into a table of free slots enough, over those of the same fingerprint; returns how many are new."""
-    mask, used = len(fingerprints) - 1, 0
-    slots = (wanted & np.uint64(mask)).view(np.int64)
+    mask, used = len(cells) - 2, 0
+    places = (wanted & np.uint64(mask)).view(np.int64)
     while len(wanted):
-        there = fingerprints[slots]
+        there = cells[places]
         free = there == 0
         mine = free | (there == wanted)
-        at = slots[mine]
-        fingerprints[at], refs[at] = wanted[mine], refs_wanted[mine]  # Of several that want a slot the last has it.
-        won = free & (fingerprints[slots] == wanted) & (refs[slots] == refs_wanted)
-        used += int(np.count_nonzero(won))
-        left = fingerprints[slots] != wanted
-        slots, wanted, refs_wanted = (slots[left] + 1) & mask, wanted[left], refs_wanted[left]
+        at = places[mine]
+        cells[at], cells[at + 1] = wanted[mine], refs[mine]  # Of several that want a slot the last has it.
+        left = cells[places] != wanted
+        used += int(np.count_nonzero(free & ~left & (cells[places + 1] == refs)))
+        places, wanted, refs = (places[left] + 2) & mask, wanted[left], refs[left]
     return used

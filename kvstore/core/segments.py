@@ -5,8 +5,8 @@
 Rules
 - One segment is open at a time. A segment's life has a sequence number that no other life ever had.
 - No more segments exist than the capacity allows; one is given up before another is made.
-- One thread changes the book and its segments. Others may look at them without a lock: a row's last cell to be written
-  is `alive`, and columns are replaced all at once.
+- One thread changes the book and its segments. Others may look at them without a lock: a row's last cells to be written
+  are `fingerprint` and `alive`, and columns are replaced all at once.
 - A block is *live* while it was touched more recently than blocks of `live_share` of all bytes stored: what an LRU of
   that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live
   blocks that were used since they came to disk are written again, the most recently touched first, as long as that
@@ -66,7 +66,7 @@ class Rows:
         self.count, length = 0, max(1, length)  # What is empty has no cells.
         self.start: Ids = np.zeros(length, np.int32)  # Where a block begins, in UNIT_BYTES.
         self.size: Ids = np.zeros(length, np.int32)  # Likewise.
-        self.fingerprint: Words = np.zeros(length, np.uint64)
+        self.fingerprint: Words = np.zeros(length, np.uint64)  # 0 once the block has gone.
         self.touched: Floats = np.zeros(length, np.float64)
         self.expires: Floats = np.zeros(length, np.float64)  # 0 = never.
         self.used: Flags = np.zeros(length, np.bool_)  # Touched since it came to disk.
@@ -110,12 +110,17 @@ class Rows:
 
 
 class Stored:
-    """What all segments of a book hold together."""
+    """What all segments of a book hold together.
 
-    __slots__ = ("block_count", "size_bytes")
+    `fingerprints` and `expires`: by a segment's number these columns of its rows, `expires` None where no block does.
+    """
+
+    __slots__ = ("block_count", "expires", "fingerprints", "size_bytes")
 
     def __init__(self) -> None:
         self.block_count = self.size_bytes = 0
+        self.fingerprints: list[memoryview] = []
+        self.expires: list[memoryview | None] = []
 
 
 class Segment:
@@ -132,7 +137,11 @@ class Segment:
         self.sequence = self.oldest = 0
         self._stored = stored or Stored()
         self.block_count = self.alive_bytes = 0
-        self.rows = Rows(0)
+        missing = number + 1 - len(self._stored.fingerprints)
+        if missing > 0:
+            self._stored.expires.extend([None] * missing)
+            self._stored.fingerprints.extend([memoryview(b"")] * missing)
+        self._take(Rows(0))
 
     def __len__(self) -> int:
         """Number of blocks that were placed, those that are gone included."""
@@ -140,7 +149,7 @@ class Segment:
 
     def empty(self) -> None:
         """Forgets all blocks."""
-        self.rows = Rows(0)
+        self._take(Rows(0))
         self._count(-self.block_count, -self.alive_bytes)
 
     def add(
@@ -157,8 +166,11 @@ class Segment:
         rows = self.rows
         row = rows.count
         if row == len(rows):
-            rows = self.rows = rows.copied(max(_FIRST_ROWS, 2 * row))
+            rows = rows.copied(max(_FIRST_ROWS, 2 * row))
+            self._take(rows)
         cell = rows.cell
+        if expires:
+            self._stored.expires[self.number] = cell.expires
         cell.start[row], cell.size[row] = start // UNIT_BYTES, -(-size_bytes // UNIT_BYTES)
         cell.touched[row], cell.expires[row], cell.used[row] = touched, expires, used
         cell.fingerprint[row] = fingerprint
@@ -170,7 +182,7 @@ class Segment:
     def fill(self, rows: Rows) -> None:
         """Takes these rows, all of them alive and in the order of their places, for what it holds."""
         self.empty()
-        self.rows = rows
+        self._take(rows)
         self._count(rows.count, int(rows.size[: rows.count].sum(dtype=np.int64)) * UNIT_BYTES)
 
     def drop(self, row: int) -> bool:
@@ -178,14 +190,14 @@ class Segment:
         cell = self.rows.cell
         if not cell.alive[row]:
             return False
-        cell.alive[row] = False
+        cell.alive[row], cell.fingerprint[row] = False, 0
         self._count(-1, -cell.size[row] * UNIT_BYTES)
         return True
 
     def trim(self) -> None:
         """Gives back the rows that it will not need: nothing is added any more."""
         if len(self.rows) > self.rows.count:
-            self.rows = self.rows.copied(self.rows.count)
+            self._take(self.rows.copied(self.rows.count))
 
     def row_at(self, start: int) -> int | None:
         """Returns the row of the block that begins at a place, None if there is none any more."""
@@ -206,6 +218,12 @@ class Segment:
         found = np.flatnonzero(self._live(since) & rows.used[: rows.count])
         order: list[int] = found[np.argsort(-rows.touched[found], kind="stable")].tolist()
         return order
+
+    def _take(self, rows: Rows) -> None:
+        stored, number = self._stored, self.number
+        stored.expires[number] = rows.cell.expires if rows.expires.any() else None
+        stored.fingerprints[number] = rows.cell.fingerprint
+        self.rows = rows
 
     def _live(self, since: float) -> Flags:
         rows = self.rows

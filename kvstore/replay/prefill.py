@@ -73,7 +73,7 @@ class Prefill:
 
     async def _acquire(self, found: _Findings, chain: Chain) -> None:
         start_s = time.perf_counter()
-        found.lease = await self._namespace.acquire(chain, wait_ms=0)
+        found.lease = await self._namespace.acquire(chain, wait_ms=self._wait_ms)
         found.acquire_ms = _since_ms(start_s)
         found.failed("acquire", found.lease.failure)
 
