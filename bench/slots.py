@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from kvstore.tiers.opening import OpenSettings, open_warm
 from kvstore.tiers.recovery import Clock, name_of, recover
 from kvstore.tiers.segment import Described
 from kvstore.tiers.tombstones import Tombstones
-from kvstore.tiers.warm import Clocks, WarmTier
+from kvstore.tiers.warm import BATCH_BYTES, Clocks, WarmTier
 from kvstore.tiers.writer import BlockOut
 
 PART_BYTES = 2 * MIB
@@ -106,14 +106,16 @@ def tier_in(
 
 
 def write_all(tier: WarmTier, blocks: Sequence[BlockOut]) -> list[Located]:
-    """Writes blocks, as many on their way at once as a server lets wait; returns where they lie."""
-    room = threading.Semaphore(IN_FLIGHT_BYTES // PART_BYTES)
-    futures = []
-    for block in blocks:
-        room.acquire()
-        future = tier.write(block)
-        future.add_done_callback(lambda _: room.release())
-        futures.append(future)
+    """Writes blocks, as many on their way at once as a server lets wait, and more as each batch is written.
+
+    Returns where they lie.
+    """
+    ahead, step = (size // PART_BYTES for size in (IN_FLIGHT_BYTES, BATCH_BYTES))
+    futures: list[Future[Located | None]] = []
+    for first in range(0, len(blocks), step):
+        if first >= ahead:
+            futures[first - ahead + step - 1].result(WAIT_S)
+        futures += [tier.write(block) for block in blocks[first : first + step]]
     places = [future.result(WAIT_S) for future in futures]
     found = [place for place in places if place is not None]
     if len(found) < len(places):

@@ -135,7 +135,7 @@ def _demotion(plan: Plan, tier: WarmTier, slots: Slots, folder: Path) -> tuple[d
         times = in_turn(acts, rounds=plan.rounds, seconds=plan.rounds_s, warm_up=warm_up)
         given_up = tier.counts["given_up_segments"]
     tier.flush().result(WAIT_S)
-    if given_up < plan.rounds:
+    if given_up < ROUND_SEGMENTS * len(times[OWN]):
         raise RuntimeError(f"only {given_up} segments were given up: that is no steady state")
     return places, share_row(DEMOTED, times, len(slots.pieces) * PART_BYTES, at_least=DEMOTION)
 

@@ -55,7 +55,7 @@ def quick_get(
     if views is None or binding is None or core.closed:
         return None
     waits_ms = chosen_wait_ms(wait_ms, binding, core.options)
-    if not isinstance(waits_ms, int) or not 0 <= waits_ms <= binding.limits.max_wait_ms:
+    if not isinstance(waits_ms, int) or waits_ms < 0 or (waits_ms and waits_ms > binding.limits.max_wait_ms):
         return None
     transport, size = core.made_transport(binding), len(views) * spec.part_bytes
     if transport is None:

@@ -70,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _files(chosen: Path | None, environment: Mapping[str, str], config: Config) -> list[Path]:
     """Returns the files that the configuration was read from."""
-    named = (chosen, environment.get("KVSTORE_CONFIG"), config.tls.cert, config.tls.key, config.tls.client_ca)
+    named = [chosen, environment.get("KVSTORE_CONFIG"), config.tls.cert, config.tls.key, config.tls.client_ca]
+    if not config.warm.encryption_key.startswith("env:"):
+        named.append(config.warm.encryption_key)
     return [Path(name) for name in named if name]
 
 

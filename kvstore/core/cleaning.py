@@ -32,7 +32,7 @@ _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
 class CleaningRules:
     """`share` of the memory, the coldest, is kept written. `budget_bytes` a second may be written, None = no limit."""
 
-    share: float = 0.25
+    share: float = 0.5
     budget_bytes: int | None = None
 
 
@@ -94,13 +94,18 @@ class Cleaner:
         self.budget = WriteBudget(rules.budget_bytes, now)
         self.ghosts = Ghosts(GHOSTS_PER_BLOCK * _FEWEST_GHOSTS)
         self.window_bytes = int(rules.share * records.arena.total_bytes)
+        self.largest_bytes = records.arena.total_bytes  # A block larger than this cannot be written.
 
-    def choose(self, room_bytes: int, lives: Longs) -> list[int]:
-        """Returns the blocks to write now, `room_bytes` at most, the coldest of each cohort first."""
+    def choose(self, room_bytes: int, lives: Longs, *, at_least_one: bool = False) -> list[int]:
+        """Returns the blocks to write now, `room_bytes` at most, the coldest of each cohort first.
+
+        `at_least_one`: one that is larger than the room is written alone.
+        """
         room_bytes = int(min(room_bytes, self.budget.left_bytes))
         chosen: list[int] = []
+        may_be_large = at_least_one and room_bytes > 0
         arena = self._records.arena
-        is_full = arena.free_page_count * arena.page_bytes < 2 * self.window_bytes
+        is_full = arena.free_page_count * arena.page_bytes < self.window_bytes
         for key, cohorts in self._records.cohorts.items():
             for index, policy in cohorts.items():
                 namespace = self._records.namespaces[index]
@@ -109,8 +114,10 @@ class Cleaner:
                 if not (is_full or self._near_its_limit(namespace)):
                     continue
                 size = key.slot_bytes * namespace.parts_per_block
+                if size > self.largest_bytes:
+                    continue
                 for row in self._dirty(policy, namespace, lives).tolist():
-                    if size > room_bytes:
+                    if size > room_bytes and not (may_be_large and not chosen):
                         break
                     room_bytes -= size
                     chosen.append(row)
@@ -140,7 +147,7 @@ class Cleaner:
 
     def _near_its_limit(self, namespace: Namespace) -> bool:
         limit = namespace.rules.max_bytes
-        return limit is not None and namespace.hot_bytes > (1 - 2 * self.rules.share) * limit
+        return limit is not None and namespace.hot_bytes > (1 - self.rules.share) * limit
 
     def _dirty(self, policy: EvictionPolicy, namespace: Namespace, lives: Longs) -> Ids:
         count = max(FEWEST_ROWS, min(MOST_ROWS, int(self.rules.share * len(policy))))

@@ -101,7 +101,7 @@ def _flags(order: WarmOrder, folder: Path) -> list[str]:
         "warm.segment": order.size.segment_bytes,
         "warm.flush_timeout": "0s",  # No other replay asks for these keys.
     }
-    if False:
+    if order.budget_bytes_s is not None:
         options["warm.write_budget"] = order.budget_bytes_s
     return [item for key, value in options.items() for item in (f"--{key}", str(value))]
 

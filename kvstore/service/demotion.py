@@ -12,9 +12,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kvstore.core.arena import SLOT_UNIT_BYTES
 from kvstore.core.cleaning import Cleaner
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
+from kvstore.service.latency import Latencies
 from kvstore.tiers.index import Located
 from kvstore.tiers.memory import ArenaMemory
 from kvstore.tiers.segment import BLOCK_BYTES, Described, blocks_of
@@ -22,7 +24,8 @@ from kvstore.tiers.warm import Clocks, WarmTier
 from kvstore.tiers.writer import BlockOut
 from kvstore_wire.waiting import within
 
-_AHEAD_S = 0.02  # More than it takes to write some blocks; less than anybody minds who waits for a disk.
+_AHEAD_S = 0.1  # Longer than it takes to seal a segment; less than whoever waits for a disk expects at worst.
+_TABLES_BYTES = 64 << 10  # At least so much of a segment is not payload of one block.
 _STEPS = 4  # Pumped each time this part of the window was given away.
 
 
@@ -30,6 +33,7 @@ _STEPS = 4  # Pumped each time this part of the window was given away.
 class _Written:
     row: int
     size_bytes: int
+    started: float
     future: Future[Located | None]
 
 
@@ -44,11 +48,15 @@ class Demotion:
         cleaner: Cleaner,
         *,
         queue_bytes: int,
+        segment_bytes: int,
         clocks: Clocks,
         why_not: Callable[[], str],
+        latencies: Latencies,
     ) -> None:
         self._records, self._memory, self._warm, self._cleaner = records, memory, warm, cleaner
         self._queue_bytes, self._clocks, self._why_not = queue_bytes, clocks, why_not
+        self._latencies = latencies
+        self._most_bytes = cleaner.largest_bytes = segment_bytes - _TABLES_BYTES
         self._loop: asyncio.AbstractEventLoop | None = None
         self._described: dict[bytes, Described] = {}
         self._writing_bytes = 0
@@ -78,7 +86,7 @@ class Demotion:
         self._cleaner.budget.spend(warm.written_bytes + warm.queued_bytes, self._clocks.now())
         room = self._queue_bytes - self._writing_bytes
         if room > 0 and not self._why_not():
-            for row in self._cleaner.choose(room, warm.lives):
+            for row in self._cleaner.choose(room, warm.lives, at_least_one=not self._writing_bytes):
                 self._write(row)
 
     async def get_ahead(self, namespace: Namespace, slot_bytes: int, blocks: int) -> None:
@@ -129,6 +137,8 @@ class Demotion:
             room = blocks_of(length) * BLOCK_BYTES
             pieces.append(view[offset : offset + room])
             size += room
+        if not 0 < size <= self._most_bytes:
+            return
         now = self._clocks.now()
         created = self._clocks.wall() - (now - cell.created[row])
         ttl_s = namespace.rules.ttl_s
@@ -145,7 +155,7 @@ class Demotion:
         records.begin_writing(row)
         self._writing_bytes += size
         future = self._warm.write(block)
-        written = _Written(row, size, future)
+        written = _Written(row, size, now, future)
         if future.done():  # Refused.
             self._end(written)
             return
@@ -172,6 +182,7 @@ class Demotion:
 
     def _end(self, written: _Written) -> None:
         self._writing_bytes -= written.size_bytes
+        self._latencies.add("Demote", int(1e9 * (self._clocks.now() - written.started)))
         located = None if written.future.cancelled() or written.future.exception() else written.future.result()
         cell, row = self._records.blocks.cell, written.row
         namespace = self._records.namespaces[cell.namespace[row]]
@@ -201,6 +212,7 @@ class Demotion:
         namespace = self._records.namespaces[cell.namespace[row]]
         if namespace.rules.spare:
             return
+        self._latencies.add("HotResidence", int(1e9 * (self._clocks.now() - cell.created[row])))
         sequence = cell.disk_sequence[row]
         if sequence:
             life, start = (cell.disk_segment[row], sequence), cell.disk_start[row]
@@ -216,6 +228,8 @@ class Demotion:
             return
         is_whole = cell.present[row] == namespace.parts_per_block
         reason = self._why_not() or ("behind" if is_whole else "incomplete")
+        if reason == "behind" and cell.slot_units[row] * SLOT_UNIT_BYTES * cell.present[row] > self._most_bytes:
+            reason = "too_large"
         if reason == "behind" and self._cleaner.budget.is_low:
             reason = "budget"
         self.counts[f"dropped_{reason}_blocks"] += 1

@@ -97,8 +97,10 @@ class Tiering:
             warm,
             cleaner,
             queue_bytes=settings.queue_bytes,
+            segment_bytes=settings.segment_bytes,
             clocks=clocks,
             why_not=self._why_not_write,
+            latencies=latencies,
         )
         self.promotion = Promotion(
             store,
@@ -291,7 +293,7 @@ async def durably(forgotten: Sequence[asyncio.Future[T]]) -> list[T]:
 
 
 # Why a block left memory without a copy.
-DROPPED = ("behind", "budget", "incomplete", "copy_gone", "fault", "stalled", "disabled")
+DROPPED = ("behind", "budget", "incomplete", "too_large", "copy_gone", "fault", "stalled", "disabled")
 # Of WarmTier.counts.
 TIER_COUNTS = (
     *("written_blocks", "failed_blocks", "refused_blocks", "rewritten_blocks", "read_blocks", "missed_blocks"),

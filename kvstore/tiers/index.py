@@ -15,6 +15,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,7 @@ from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options, Rdic
 
 from kvstore.tiers.segment import BLOCK_BYTES, TAG_BYTES, blocks_of
 
+_LOG = logging.getLogger("kvstore.index")
 _BLOCKS, _SEGMENTS, _NAMESPACES = "blocks", "segments", "namespaces"
 _FAMILIES = (_BLOCKS, _SEGMENTS, _NAMESPACES)
 _ID = struct.Struct(">I")  # Big-endian, so that a namespace's blocks are one range of keys.
@@ -196,6 +198,9 @@ class Index:
         self.path, self._cache_bytes = path, cache_bytes
         self._options = WriteOptions()
         self._options.no_slowdown = True
+        self._db: Any = None
+        self._families: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}
         self._open()
 
     def _open(self) -> None:
@@ -272,10 +277,12 @@ class Index:
         """Gives the folder back. Idempotent."""
         families, self._families = self._families, {}
         self._handles.clear()
-        for family in families.values():
-            family.close()
-        if families:
-            self._db.close()
+        for family in (*families.values(), *([self._db] if families else [])):
+            try:
+                family.close()
+            except Exception as error:  # noqa: BLE001 - likewise
+                _LOG.warning("%s was not closed as it should be: %s", self.path, error)
+        self._db = None  # What could not be closed ends with the last reference to it.
 
     def _items(self, family: str, first: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         try:

@@ -47,7 +47,8 @@ class DaemonPool:
         self.abandon()
 
     def abandon(self) -> None:
-        """Ends what waits, without doing it."""
+        """Ends what waits without doing it, and all that is asked for from now on."""
+        self._closing = True
         while True:
             try:
                 work = self._waiting.get_nowait()

@@ -330,11 +330,14 @@ class _Work:
         rows = _blocks_of_table(table, found)
         for at in range(0, len(rows), MOST_CHANGES):
             change = self._index.change()
+            notes = []
             for namespace, key, located in self._wanted(rows[at : at + MOST_CHANGES], ids, table, found):
                 change.put_block(namespace, key, located)
-                self._note(key, self._digests[namespace], located)
+                fingerprint = fingerprint_of(self._digests[namespace], key)
+                notes.append((located.start, located.size_bytes, located.created, located.expires, fingerprint))
                 part_count += len(located.parts)
                 used_bytes += located.size_bytes
+            self._notes.setdefault(found.sequence, []).append(np.array(notes, _NOTE))
             self._index.apply(change)
         change = self._index.change()
         change.put_segment(found.number, SegmentAt(found.sequence, part_count, used_bytes))
@@ -380,10 +383,6 @@ class _Work:
             return _table_in(device, found.footer)
         finally:
             device.close()
-
-    def _note(self, key: bytes, digest: bytes, located: Located) -> None:
-        note = (located.start, located.size_bytes, located.created, located.expires, fingerprint_of(digest, key))
-        self._notes.setdefault(located.sequence, []).append(np.array([note], _NOTE))
 
     def _load(self, found: _Found) -> None:
         """Fills a segment of the book with the blocks that lie in it."""

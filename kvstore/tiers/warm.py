@@ -178,7 +178,7 @@ class WarmTier:
         item = _Block(block, sum(map(len, block.pieces)))
         fits = item.size_bytes and Layout(self._book.rules.segment_bytes).fits(block.lengths, block.described)
         with self._lock:
-            is_full = self._queued_bytes + item.size_bytes > self.settings.queue_bytes
+            is_full = self._queued_bytes and self._queued_bytes + item.size_bytes > self.settings.queue_bytes
             if self._closing or self.fault is not None or is_full or not fits:
                 self.counts["refused_blocks"] += 1
                 item.future.set_result(None)

@@ -116,7 +116,10 @@ def test_a_warm_tier_brings_back_what_memory_had_to_give_up(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_come_from_disk_in_time_is_late_and_not_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_come_from_disk_in_time_is_late_and_not_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert main(["replay", *TIERED, "--wait", "0s"]) == exit_codes.OK
     found = json.loads(capsys.readouterr().out)
     assert found["from_disk"]["late_blocks"] > 0
@@ -143,9 +146,8 @@ def test_the_warm_tier_of_a_running_server_is_told_too(tmp_path: Path, capsys: p
         server.check()
     found = json.loads(capsys.readouterr().out)
     assert (found["warm"]["capacity_blocks"], found["warm"]["state"]) == (2048, "on")
-    assert (
-        found["expected_prefix_hit_rate"] == tail_first_lru(generate_trace(API, rate=3, seconds=20), 512 + 2048).prefix
-    )
+    trace = generate_trace(API, rate=3, seconds=20)
+    assert found["expected_prefix_hit_rate"] == tail_first_lru(trace, 512 + 2048).prefix
     assert found["warm"]["written_blocks"] > 0
     assert found["from_disk"]["hits"] > 0
     assert found["wrong_bytes"] == 0

@@ -21,6 +21,7 @@ def test_chains_that_left_memory_are_told_of_and_read_back(tmp_path: Path, way: 
         for keys in chains:
             assert warm.stored(keys) == len(keys)
             assert warm.get(keys).prefix_blocks == len(keys)
+            warm.until_written()
         assert warm.count("warm_promoted_blocks") >= 4 * HOT_BLOCKS // 2
         assert warm.count("warm_promote_missed_blocks") == 0
 

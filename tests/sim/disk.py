@@ -197,6 +197,7 @@ class Disk:
         self._verify(write)
         self._writes.remove(write)
         at = write.namespace.blocks.get(write.key)
+        self.tally["writes ended, block held"] += self.store.records.blocks.cell.holds[write.row] > 0
         is_stored = self.store.records.end_writing(write.row)
         assert is_stored == (at == write.row)
         self.tally["writes ended, block " + ("there" if is_stored else "gone" if at is None else "made anew")] += 1

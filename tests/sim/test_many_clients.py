@@ -29,12 +29,19 @@ def test_no_reader_ever_sees_another_s_bytes(seed: int) -> None:
     assert world.tally["commits refused"] > 10
     assert counters["evicted_capacity_blocks"] > 100
     assert counters["evicted_page_blocks"] > 10
-    # So did the disk: blocks went while they were written, came back in time and late, whole and damaged.
+    # And the disk: blocks went while they were written, and came back in time and late, whole and damaged.
     assert world.tally["segments given up"] > 10
+    assert world.tally["purges"] > 5
     for how in ("with a copy", "while it was written", "unwritten"):
-        assert world.tally[f"evicted {how}"] > 50, how
-    for what in ("there", "gone", "made anew"):
-        assert world.tally[f"writes ended, block {what}"] > 50, what
+        assert world.tally[f"evicted {how}"] > 100, how
+    for what in ("there", "held", "gone", "made anew"):
+        assert world.tally[f"writes ended, block {what}"] > 25, what
+    for state in ("COMMITTED", "LOST", "damaged", "under an ended lease"):
+        assert world.tally[f"promoted {state}"] > 5, state
+    assert world.tally["promoted COMMITTED"] > 100
+    assert world.tally["blocks vanished before they had slots"] > 10
+    assert world.tally["blocks warm"] > 200
+    assert world.tally["match WARM"] > 200
 
 
 def test_a_shard_with_room_for_all_loses_nothing_by_itself() -> None:
@@ -42,6 +49,7 @@ def test_a_shard_with_room_for_all_loses_nothing_by_itself() -> None:
     counters = world.store.counters()
     assert counters["evicted_capacity_blocks"] == counters["evicted_page_blocks"] == 0
     assert world.tally["reserve FULL"] == 0
+    assert world.tally["writes begun"] == 0
     assert world.tally["blocks read"] > 1_000
 
 

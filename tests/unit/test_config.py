@@ -249,7 +249,7 @@ BOUNDS = [
     ("warm.queue", "4095", "4KiB", "64GiB", "68719476737"),
     ("warm.promote_queue", "4095", "4KiB", "64GiB", "68719476737"),
     ("warm.read_threads", "0", "1", "64", "65"),
-    ("warm.clean_share", "", "0.0", "0.5", "0.501"),
+    ("warm.clean_share", "", "0.0", "1.0", "1.001"),
     ("warm.write_budget", "65535", "64KiB", "64GiB", "68719476737"),
     ("warm.rewrite_share", "", "0.0", "0.5", "0.501"),
     ("warm.flush_timeout", "", "0s", "10m", "601s"),
@@ -523,6 +523,12 @@ def test_auto_queues_follow_capacity_and_part(flags: dict[str, str], queue_bytes
     assert shown(config)["warm.queue"] == format_size(queue_bytes)
     again = load(flags={**flags, "warm.queue": str(queue_bytes), "warm.promote_queue": str(promote_bytes)})
     assert again == config, "what auto comes to can be written"
+
+
+def test_an_auto_queue_is_never_at_fault_itself() -> None:
+    error = refuse(flags={"hot.capacity": "1MiB", "limits.max_part": "2MiB"})
+    assert error.faults
+    assert not [fault for fault in error.faults if "warm." in fault.key]
 
 
 def test_where_keys_are_is_shown_and_what_may_be_a_key_is_not() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from kvstore.core.leases import ReadLease
-from kvstore.core.namespaces import NamespaceRules
+from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.reading import AcquireRequest, Acquisition
+from kvstore.core.sight import Ask
 from kvstore.core.store import LeasesEnded, Wake
 from kvstore_wire.errors import TableFull, UnknownNamespace, UnknownSession
 from kvstore_wire.states import BlockState, Coverage, PartState
@@ -15,7 +18,7 @@ from tests.shards import PAGE_BYTES, Client, Shard, block_states, fill, key, key
 pytestmark = pytest.mark.usefixtures("each_way")
 
 HOT, MISSING, BEYOND = BlockState.HOT, BlockState.MISSING, BlockState.BEYOND
-IN_FLIGHT, BUSY = BlockState.IN_FLIGHT, BlockState.BUSY
+IN_FLIGHT, BUSY, WARM = BlockState.IN_FLIGHT, BlockState.BUSY, BlockState.WARM
 SLOTS = PAGE_BYTES // 4096
 
 
@@ -286,6 +289,234 @@ def test_rows_that_pass_between_namespaces_keep_the_life_of_their_own_namespace(
     assert shard.stored(long, keys(0, SLOTS)) == keys(0, SLOTS)
 
 
+# -- two tiers -------------------------------------------------------------------------------------------------------
+
+
+def put_on_disk(shard: Shard, space: Namespace, there: Sequence[bytes]) -> list[list[bytes]]:
+    """The disk has these blocks of one namespace; returns what it is asked for, call by call."""
+    calls: list[list[bytes]] = []
+
+    def elsewhere(namespace: Namespace, asked: Sequence[bytes]) -> list[bool]:
+        calls.append(list(asked))
+        return [namespace is space and k in there for k in asked]
+
+    shard.store.reader.elsewhere = elsewhere
+    return calls
+
+
+def mixed(mix: str) -> tuple[Shard, Client, Namespace, list[bytes]]:
+    """A chain whose blocks are each hot (H), in flight (F), on disk (W), both of these (B) or missing (-)."""
+    shard = Shard()
+    client = shard.client()
+    space, chain = client.attach(kv_spec("n")), keys(0, len(mix))
+    for kind, one in zip(mix, chain, strict=True):
+        if kind == "H":
+            client.put(space, [one])
+        elif kind in "FB":
+            client.reserve(space, [one])
+    put_on_disk(shard, space, [one for kind, one in zip(mix, chain, strict=True) if kind in "WB"])
+    return shard, client, space, chain
+
+
+STATES = {"H": HOT, "F": IN_FLIGHT, "W": WARM, "-": MISSING, ".": BEYOND}
+
+
+def states_of(word: str) -> list[BlockState]:
+    return [STATES[letter] for letter in word]
+
+
+@pytest.mark.parametrize(
+    ("mix", "of_prefix", "of_each"),
+    [
+        ("HHWHW-W", "HHWHW-.", "HHWHW-W"),
+        ("WWW", "WWW", "WWW"),
+        ("-WH", "-..", "-WH"),
+        ("HFW", "HF.", "HFW"),
+        ("HBW-", "HWW-", "HWW-"),
+        ("WFH", "WF.", "WFH"),
+        ("HH", "HH", "HH"),
+        ("H--", "H-.", "H--"),
+        ("", "", ""),
+        (40 * "H" + 40 * "W" + "-W", 40 * "H" + 40 * "W" + "-.", 40 * "H" + 40 * "W" + "-W"),
+    ],
+)
+def test_a_match_tells_what_either_tier_has_and_a_hole_in_both_ends_the_prefix(
+    mix: str, of_prefix: str, of_each: str
+) -> None:
+    _, client, space, chain = mixed(mix)
+    found = client.match(space, chain)
+    prefix = len(of_prefix) - len(of_prefix.lstrip("HW"))
+    assert (found.prefix_blocks, block_states(found.states)) == (prefix, states_of(of_prefix))
+    counters = space.counters.values()
+    assert (counters["match_hit_blocks"], counters["match_warm_blocks"]) == (prefix, of_prefix.count("W"))
+    found = client.match(space, chain, coverage=Coverage.EACH)
+    assert (found.prefix_blocks, block_states(found.states)) == (prefix, states_of(of_each))
+    counters = space.counters.values()
+    each_hits = of_each.count("H") + of_each.count("W")
+    assert counters["match_hit_blocks"] == prefix + each_hits
+    assert counters["match_warm_blocks"] == of_prefix.count("W") + of_each.count("W")
+
+
+def test_a_block_without_a_part_that_is_asked_for_is_warm_where_the_disk_has_it_whole() -> None:
+    shard = Shard()
+    client = shard.client()
+    space = client.attach(kv_spec("n", layer_groups=2))
+    lease = client.reserve(space, keys(0, 2), parts=(0,)).lease
+    assert lease is not None
+    fill(lease)
+    client.commit(lease)
+    put_on_disk(shard, space, keys(0, 1))
+    assert block_states(client.match(space, keys(0, 2)).states) == [WARM, MISSING]
+    assert block_states(client.match(space, keys(0, 2), parts=(0,)).states) == [HOT, HOT]
+
+
+def test_the_disk_is_asked_for_no_more_than_a_prefix_needs() -> None:
+    shard = Shard()
+    client = shard.client()
+    space = client.attach(kv_spec("n"))
+    client.put(space, keys(0, 4))
+    calls = put_on_disk(shard, space, keys(4, 600))
+    assert client.match(space, keys(0, 4)).prefix_blocks == 4
+    assert calls == []
+    assert client.match(space, keys(0, 900)).prefix_blocks == 600
+    assert calls == [keys(4, 260), keys(260, 516), keys(516, 772)]
+    calls.clear()
+    assert client.match(space, [*keys(0, 4), key(999), *keys(4, 600)]).prefix_blocks == 4
+    assert len(calls) == 1
+    assert shard.store.reader.wanted_from_disk(Ask(space, keys(0, 900), (0,), Coverage.PREFIX, 0)) == [*range(4, 600)]
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+@pytest.mark.parametrize(
+    ("mix", "of_prefix", "of_each"),
+    [
+        ("HHWH", "HHW.", "HHWH"),
+        ("HH-W", "HH-.", "HH-W"),
+        ("WH", "W.", "WH"),
+        ("HFW", "HF.", "HFW"),
+        ("HBW", "HF.", "HFW"),
+        ("HH", "HH", "HH"),
+    ],
+)
+def test_an_acquire_leases_what_is_hot_and_tells_what_would_come_from_disk(
+    mix: str, of_prefix: str, of_each: str, many: bool
+) -> None:
+    more = 40 * "H" if many else ""
+    for coverage, expected in ((Coverage.PREFIX, more + of_prefix), (Coverage.EACH, more + of_each)):
+        shard, client, space, chain = mixed(more + mix)
+        acquisition, states = client.acquire(space, chain, coverage=coverage)
+        assert states == states_of(expected)
+        counters = space.counters.values()
+        assert counters["acquire_leased_blocks"] == expected.count("H")
+        assert counters["acquire_warm_blocks"] == expected.count("W")
+        assert counters["acquire_late_blocks"] == expected.count("F")
+        assert counters["acquire_missing_blocks"] == expected.count("-") + expected.count(".")
+        client.release(acquisition)
+        shard.store.check()
+
+
+def test_a_busy_block_that_is_on_disk_too_is_busy() -> None:
+    shard = Shard(leased_share=2 / 256)
+    client = shard.client()
+    space = client.attach(kv_spec("n"))
+    for one in keys(0, 4):
+        client.put(space, [one])
+    put_on_disk(shard, space, keys(0, 9))
+    acquisition, states = client.acquire(space, keys(0, 5))
+    assert states == [HOT, HOT, BUSY, BEYOND, BEYOND]
+    assert client.release(acquisition)
+    assert client.acquire(space, keys(0, 5), coverage=Coverage.EACH)[1] == [HOT, HOT, BUSY, BUSY, WARM]
+
+
+def test_an_acquire_that_waited_finds_its_tail_warm() -> None:
+    shard = Shard()
+    writer, reader = shard.client(), shard.client()
+    space = writer.attach(kv_spec("n"))
+    writer.put(space, keys(0, 2))
+    lease = writer.reserve(space, keys(0, 3)).lease
+    assert lease is not None
+    put_on_disk(shard, space, keys(3, 5))
+    acquisition = reader.begin(space, keys(0, 5))
+    step = shard.store.reader.step(acquisition, shard.now)
+    assert (block_states(step.states), step.settled) == ([HOT, HOT], False)
+    fill(lease)
+    writer.commit(lease)
+    assert woken(shard) == [acquisition]
+    step = shard.store.reader.step(acquisition, shard.now)
+    assert (step.first, block_states(step.states), step.settled) == (2, [HOT, WARM, BEYOND], True)
+    assert len(lease_of(acquisition).parts) == 3
+    assert space.counters.values()["acquire_warm_blocks"] == 1
+    assert reader.release(acquisition)
+
+
+def test_each_block_before_the_one_that_is_waited_for_is_told_at_once_warm_or_not() -> None:
+    shard = Shard()
+    writer, reader = shard.client(), shard.client()
+    space = writer.attach(kv_spec("n"))
+    lease = writer.reserve(space, [key(3)]).lease
+    assert lease is not None
+    writer.put(space, [key(1)])
+    put_on_disk(shard, space, [key(0), key(4)])
+    acquisition = reader.begin(space, keys(0, 5), coverage=Coverage.EACH)
+    step = shard.store.reader.step(acquisition, shard.now)
+    assert (block_states(step.states), step.settled) == ([WARM, HOT, MISSING], False)
+    writer.end()
+    assert woken(shard) == [acquisition]
+    step = shard.store.reader.step(acquisition, shard.now)
+    assert (step.first, block_states(step.states), step.settled) == (3, [MISSING, WARM], True)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
+@pytest.mark.parametrize(
+    ("mix", "prefix_waits", "prefix_wants", "each_waits", "each_wants"),
+    [
+        ("HH", False, [], False, []),
+        ("H-", False, [], False, []),
+        ("HF", True, [], True, []),
+        ("HW", True, [1], True, [1]),
+        ("HB", True, [], True, []),
+        ("-W", False, [], True, [1]),
+        ("-F", False, [], True, []),
+        ("FW", True, [1], True, [1]),
+        ("BW", True, [1], True, [1]),
+        ("WHFW-W", True, [0, 3], True, [0, 3, 5]),
+        ("F-W", True, [], True, [2]),
+        ("WW-FW", True, [0, 1], True, [0, 1, 4]),
+    ],
+)
+def test_who_waits_and_what_would_be_fetched(
+    mix: str, prefix_waits: bool, prefix_wants: list[int], each_waits: bool, each_wants: list[int], many: bool
+) -> None:
+    before = 40 if many else 0
+    shard, _, space, chain = mixed(before * "H" + mix)
+    reader, gauges = shard.store.reader, shard.store.gauges()
+    for coverage, waits, wants in (
+        (Coverage.PREFIX, prefix_waits, prefix_wants),
+        (Coverage.EACH, each_waits, each_wants),
+    ):
+        ask = Ask(space, chain, (0,), coverage, shard.now)
+        assert reader.waits(ask) is waits
+        assert reader.wanted_from_disk(ask) == [before + i for i in wants]
+    assert shard.store.gauges() == gauges
+
+
+def test_without_a_disk_only_a_block_in_flight_is_waited_for() -> None:
+    shard, _, space, chain = mixed("H-F")
+    shard.store.reader.elsewhere = None
+    for asked, coverage, waits in (
+        (chain[:2], Coverage.PREFIX, False),
+        (chain[:2], Coverage.EACH, False),
+        (chain, Coverage.PREFIX, False),
+        (chain, Coverage.EACH, True),
+        ([chain[0], chain[2]], Coverage.PREFIX, True),
+        ([], Coverage.PREFIX, False),
+        ([], Coverage.EACH, False),
+    ):
+        ask = Ask(space, asked, (0,), coverage, shard.now)
+        assert shard.store.reader.waits(ask) is waits, (asked, coverage)
+        assert shard.store.reader.wanted_from_disk(ask) == []
+
+
 class TestTwoNamespaces:
     """Every verb in one namespace, with the keys of the other."""
 
@@ -328,7 +559,10 @@ class TestTwoNamespaces:
 @pytest.mark.parametrize("coverage", [Coverage.PREFIX, Coverage.EACH])
 @pytest.mark.parametrize("asked", [keys(0, 4), keys(2, 12), [key(9), key(1), key(1), key(99)], [key(99)], []])
 @pytest.mark.parametrize("slots", [1000, 3], ids=["room", "busy"])
-def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: list[bytes], slots: int) -> None:
+@pytest.mark.parametrize("on_disk", [None, [key(4), key(7), key(99)]], ids=["memory", "and disk"])
+def test_a_glance_is_an_acquire_and_a_release_in_one(
+    coverage: Coverage, asked: list[bytes], slots: int, on_disk: list[bytes] | None
+) -> None:
     """The same answer, counters, account and order of eviction, and nothing is held afterwards; kept or not."""
     told = []
     for way in ("glance", "kept", "acquire"):
@@ -339,6 +573,8 @@ def test_a_glance_is_an_acquire_and_a_release_in_one(coverage: Coverage, asked: 
             client.put(space, [stored])
         shard.store.delete(space, [key(4)])
         client.reserve(space, [key(7)])
+        if on_disk is not None:
+            put_on_disk(shard, space, on_disk)
         reader = shard.store.reader
         request = AcquireRequest(keys=asked, lease_s=10.0, coverage=coverage)
         lease: ReadLease | None = None

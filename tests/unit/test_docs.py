@@ -214,7 +214,7 @@ def test_the_removals_listed_are_all_there_are() -> None:
 
 
 def test_the_reasons_to_drop_a_block_listed_are_all_there_are() -> None:
-    listed = _section("Sums that must hold").partition("the seven counters")[2].partition(")")[0]
+    listed = _section("Sums that must hold").partition("the counters of dropped blocks")[2].partition(")")[0]
     assert _CODE.findall(listed) == [f"warm_dropped_{why}_blocks" for why in DROPPED]
 
 
@@ -260,24 +260,43 @@ def test_the_example_runs_and_the_sums_hold() -> None:
 
 @pytest.mark.integration
 def test_the_sums_hold_when_blocks_go_to_disk_and_come_back(tmp_path: Path) -> None:
-    spec = kv_spec("sums", part_bytes=64 << 10)
-    keys = [key(i) for i in range(160)]
-    values = [bytes([i]) * spec.part_bytes for i in range(160)]
-    tier = ["--warm.path", str(tmp_path / "warm"), "--warm.capacity", "64MiB", "--warm.segment", "1MiB"]
+    spec, keys = kv_spec("sums", part_bytes=64 << 10), list[bytes]()
+    tier = ["--warm.path", str(tmp_path / "warm"), "--warm.capacity", "256MiB", "--warm.segment", "1MiB"]
     with own_server([*FLAGS, "--hot.capacity", "4MiB", *tier]) as server:
-        with Client(ClientOptions(server.target, default_deadline_ms=10_000)) as client:
+        with Client(ClientOptions(server.target, default_deadline_ms=20_000)) as client:
             ns = client.namespace(spec)
-            for at in range(0, len(keys), 4):  # Slowly enough for some of them to reach the disk.
-                assert ns.put(keys[at : at + 4], values[at : at + 4]).ok
+
+            def more_are_on_disk_than_fit_in_memory() -> bool:
+                some = [key(len(keys) + i) for i in range(4)]
+                keys.extend(some)
+                assert ns.put(some, [_value(k, spec.part_bytes) for k in some]).ok
+                return _counts(server.admin_target)["warm_demoted_blocks"] > 100
+
+            until(more_are_on_disk_than_fit_in_memory, "blocks do not go to disk", within_s=TIMEOUT_S)
             for at in range(0, len(keys), 16):
-                got = ns.get(keys[at : at + 16], coverage=Coverage.EACH, wait_ms=1000)
-                assert all(v is None or v == values[at + i] for i, v in enumerate(got.values or ()))
-            found = ns.match(keys, coverage=Coverage.EACH)
+                some = keys[at : at + 16]
+                got = ns.get(some, coverage=Coverage.EACH, wait_ms=5000)
+                found = zip(some, got.values or (), strict=True)
+                assert all(value is None or value == _value(k, spec.part_bytes) for k, value in found)
+            states = ns.match(keys, coverage=Coverage.EACH).states
+            at_once = ns.get(keys, coverage=Coverage.EACH, wait_ms=0).states
         counts = _settled_counts(server.admin_target)
     assert counts["warm_promoted_blocks"] > 0
-    assert counts["match_warm_blocks"] == found.states.count(BlockState.WARM) > 0
+    assert counts["match_warm_blocks"] == states.count(BlockState.WARM) > 0
+    assert counts["acquire_warm_blocks"] >= at_once.count(BlockState.WARM) > 0
     _check_sums(counts, counts)
     _check_warm_sums(counts)
+
+
+def _value(block: bytes, size_bytes: int) -> bytes:
+    return (block * (size_bytes // len(block) + 1))[:size_bytes]
+
+
+def _counts(target: str) -> dict[str, int]:
+    """Counters and gauges of a server."""
+    with admin_peer(target, deadline_s=TIMEOUT_S) as admin:
+        stats = admin.stats()
+    return {c.name: c.value for c in (*stats.counters, *stats.gauges)}
 
 
 def _settled_counts(target: str) -> dict[str, int]:
@@ -285,9 +304,7 @@ def _settled_counts(target: str) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def is_settled() -> bool:
-        with admin_peer(target, deadline_s=TIMEOUT_S) as admin:
-            stats = admin.stats()
-        found.update({c.name: c.value for c in (*stats.counters, *stats.gauges)})
+        found.update(_counts(target))
         return not any(found[name] for name in ("warm_promoting_bytes", "warm_writing_bytes", "leases"))
 
     until(is_settled, "something is on its way to disk or from it")

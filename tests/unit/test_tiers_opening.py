@@ -443,7 +443,7 @@ def of_format(number: int, rest: str) -> bytes:
     return body + f"checksum {xxh3_64_hexdigest(body)}\n".encode()
 
 
-@pytest.mark.parametrize("rest", ["store 00\n", "", "anything else\nat all\n"])
+@pytest.mark.parametrize("rest", [f"store {'00' * 16}\nsegment_bytes 1048576\n", "", "anything else\nat all\n"])
 def test_a_folder_of_another_format_is_refused_and_left_as_it_is(folder: Path, opened: Opener, rest: str) -> None:
     fill(opened(), range(3))
     stop(opened)

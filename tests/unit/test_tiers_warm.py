@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import random
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore.core.segments import SegmentBook, SegmentRules
-from kvstore.tiers.device import aligned
+from kvstore.tiers.device import Disk, Folder, aligned
 from kvstore.tiers.index import IndexBroken, Located
 from kvstore.tiers.recovery import Clock, recover
 from kvstore.tiers.segment import BLOCK_BYTES, Described, blocks_of
-from kvstore.tiers.tombstones import Tombstones
-from kvstore.tiers.warm import Clocks, Wanted, WarmSettings, WarmTier
+from kvstore.tiers.tombstones import Tombstone, Tombstones
+from kvstore.tiers.warm import Clocks, Purged, Wanted, WarmSettings, WarmTier
 from kvstore.tiers.writer import BlockOut
 from tests.disks import FaultyDisk, MemoryDisk
 
@@ -26,6 +31,13 @@ STORE, SIZE, CACHE = b"store of 16 byte", 1 << 20, 8 << 20
 ONE, TWO = Described(b"1" * 32, b"one"), Described(b"2" * 32, b"two")
 PART = 100_000  # Ten to a segment.
 WAIT_S = 30.0
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.001)
 
 
 def value(number: int, length: int = PART) -> bytes:
@@ -40,30 +52,42 @@ def memory(length: int) -> memoryview:
     return aligned(length)[: blocks_of(length) * BLOCK_BYTES]
 
 
-def block(number: int, *lengths: int, described: Described = ONE, expires: float = 0.0) -> BlockOut:
+def block(
+    number: int, *lengths: int, described: Described = ONE, created: float | None = None, expires: float = 0.0
+) -> BlockOut:
     sizes = lengths or (PART,)
     values = [value(number * 10 + i, n) for i, n in enumerate(sizes)]
     pieces = [memory(n) for n in sizes]
     for piece, one in zip(pieces, values, strict=True):
         piece[: len(one)] = one
     sums = [xxh3_64_intdigest(one) for one in values]
-    return BlockOut(
-        described, key(number), range(len(sizes)), sizes, sums, pieces, created=time.time(), expires=expires
-    )
+    made = time.time() if created is None else created
+    return BlockOut(described, key(number), range(len(sizes)), sizes, sums, pieces, created=made, expires=expires)
+
+
+class Log(Tombstones):
+    """A log of deletions on a disk that may be full."""
+
+    is_full = False
+
+    def add(self, tombstones: Iterable[Tombstone]) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "a log that was to fail")
+        super().add(tombstones)
 
 
 class Scene:
     """A tier, and the folder that it leaves to the next one."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.disk = path, FaultyDisk(MemoryDisk())
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self.path, self.disk = path, FaultyDisk(disk or MemoryDisk())
         self.now = 1000.0
         self.hot: set[bytes] = set()
         self.tier: WarmTier | None = None
 
     def open(self, *, capacity_count: int = 4, rules: SegmentRules | None = None, **settings: int) -> WarmTier:
         self.book = SegmentBook(rules or SegmentRules(segment_bytes=SIZE), capacity_count * SIZE)
-        tombstones = Tombstones(self.path / "deleted.log")
+        tombstones = self.log = Log(self.path / "deleted.log")
         clock = Clock(now=self.now, wall=time.time())
         self.found = recover(
             self.disk,
@@ -124,6 +148,26 @@ class Scene:
         for i, one in enumerate(found, first):
             assert one in (None, value(i * 10)), "a wrong byte"
         return {i for i, one in enumerate(found, first) if one is not None}
+
+    def has(self, *numbers: int, described: Described = ONE) -> list[bool]:
+        assert self.tier is not None
+        return self.tier.has(described.digest, [key(n) for n in numbers])
+
+    def stop_writing(self) -> Future[Located | None]:
+        """Lets the disk hang with the thread that writes in it; returns what that is writing."""
+        assert self.tier is not None
+        calls = self.disk.faults.calls
+        before = calls["write"] + calls["create"]
+        self.disk.faults.freeze()
+        hanging = self.tier.write(block(999))
+        wait_until(lambda: calls["write"] + calls["create"] > before)
+        return hanging
+
+    def restart(self, *, lose_index: bool = False, capacity_count: int = 4) -> WarmTier:
+        self.close()
+        if lose_index:
+            (self.path / "index" / "CURRENT").write_bytes(b"broken")
+        return self.open(capacity_count=capacity_count)
 
     def close(self) -> None:
         tier, self.tier = self.tier, None
@@ -402,3 +446,380 @@ def test_an_index_that_fails_is_a_fault_and_not_an_error_of_the_caller(scene: Sc
     assert scene.find(0, 9) == [None, None]
     assert isinstance(tier.fault, IndexBroken)
     assert scene.write(block(5)) == [False]
+
+
+# -- looking up without the disk ---------------------------------------------------------------------------------------
+
+
+def test_what_is_here_is_known_at_once_before_and_after_it_is_sealed_and_after_a_restart(scene: Scene) -> None:
+    tier = scene.open()
+    gone, stays = time.time() - 1, time.time() + 1000
+    assert scene.write(block(0), block(1, expires=stays), block(2, expires=gone), block(3, described=TWO)) == [True] * 4
+    for _ in range(3):
+        assert scene.has(0, 1, 2, 3, 4) == [True, True, False, False, False]
+        assert scene.has(3, described=TWO) == [True]
+        tier.flush().result(WAIT_S)
+        tier = scene.restart()
+    assert tier.namespaces() == {ONE.digest: b"one", TWO.digest: b"two"}
+
+
+def test_what_is_given_up_is_not_here_any_more(scene: Scene) -> None:
+    tier = scene.open(capacity_count=3)
+    scene.fill(0, 60)
+    assert tier.counts["given_up_segments"] > 2
+    here = scene.has(*range(60))
+    assert {i for i in range(60) if here[i]} == scene.there(0, 60)
+    assert sum(here) == tier.gauges()["stored_blocks"]
+
+
+def test_a_place_holds_its_block_until_that_is_written_anew_deleted_or_given_up(scene: Scene) -> None:
+    tier = scene.open(capacity_count=3)
+    scene.fill(0, 15)
+    places = [at for at in scene.find(*range(12)) if at is not None]
+    assert [tier.still_has(at.life, at.start) for at in places] == [True] * 12
+    assert not tier.still_has(places[0].life, places[0].start + BLOCK_BYTES)
+    assert not tier.still_has((77, 1), places[0].start)
+    assert scene.write(block(1)) == [True]
+    tier.delete(ONE.digest, [key(2)]).result(WAIT_S)
+    assert [tier.still_has(at.life, at.start) for at in places[:4]] == [True, False, False, True]
+    scene.fill(100, 160)
+    assert not any(tier.still_has(at.life, at.start) for at in places)
+    assert tier.lives[places[0].segment] != places[0].sequence
+
+
+def test_a_disk_that_hangs_is_seen_by_how_long_it_has(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 3)
+    wait_until(lambda: tier.stalled_s == 0)
+    hanging = scene.stop_writing()
+    scene.now += 50
+    assert tier.stalled_s == 50
+    reading = tier.read([])
+    assert reading.result(WAIT_S) == []
+    assert tier.stalled_s == 50, "a call that came back ended another"
+    scene.disk.faults.thaw()
+    assert hanging.result(WAIT_S) is not None
+    wait_until(lambda: tier.stalled_s == 0)
+
+
+def test_the_gauges_are_what_is_there(scene: Scene) -> None:
+    tier = scene.open(capacity_count=4)
+    size = blocks_of(PART) * BLOCK_BYTES
+    scene.fill(0, 12)
+    assert scene.write(block(3), block(11), block(50, 5000, described=TWO)) == [True] * 3  # Two of them anew.
+    tier.delete(ONE.digest, [key(4), key(99)]).result(WAIT_S)
+    for _ in range(2):
+        gauges = tier.gauges()
+        assert gauges["stored_blocks"] == 12
+        assert gauges["stored_bytes"] == 11 * size + 2 * BLOCK_BYTES
+        assert gauges["stored_bytes"] == sum(s.alive_bytes for s in scene.book.held)
+        assert (gauges["capacity_bytes"], gauges["namespaces"], gauges["queued_bytes"]) == (4 * SIZE, 2, 0)
+        assert gauges["segments"] == len(scene.disk.names()) == 2
+        tier = scene.restart()
+    assert tier.gauges()["written_bytes"] == 0
+    scene.fill(60, 62)
+    assert tier.gauges()["written_bytes"] == tier.written_bytes == 2 * size
+
+
+def test_uses_that_were_noted_keep_a_block(scene: Scene) -> None:
+    tier = scene.open(capacity_count=4)
+    scene.fill(0, 10)
+    for i in range(10, 80):
+        scene.fill(i, i + 1)
+        for at in scene.find(0, 1):
+            assert at is not None, f"a block in use was given up after {i}"
+            tier.note_used(at.life, at.start, scene.now)
+    tier.note_used((99, 99), 0, scene.now)  # As it comes where a segment has just gone.
+    scene.fill(80, 82)
+    assert scene.there(0, 3) == {0, 1}
+
+
+# -- what is being deleted ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_be_deleted_is_not_found_from_that_moment_until_it_is_written_anew(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 4)
+    tier.flush().result(WAIT_S)
+    hanging = scene.stop_writing()
+    deleted = [tier.delete(ONE.digest, [key(1), key(2)]), tier.delete(ONE.digest, [key(2)])]
+    assert scene.has(0, 1, 2, 3) == [True, False, False, True]
+    assert [at is not None for at in scene.find(0, 1, 2, 3)] == [True, False, False, True]
+    later = tier.write(block(1))
+    assert scene.has(1) == [False]
+    scene.disk.faults.thaw()
+    assert hanging.result(WAIT_S) is not None
+    assert [future.result(WAIT_S) for future in deleted] == [2, 0]
+    assert later.result(WAIT_S) is not None
+    assert scene.has(0, 1, 2, 3) == [True, True, False, True]
+    assert scene.there(0, 4) == {0, 1, 3}
+
+
+def test_a_namespace_that_is_being_purged_has_nothing_until_it_is_written_anew(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 4)
+    assert scene.write(block(9, described=TWO)) == [True]
+    hanging = scene.stop_writing()
+    purged, later = tier.purge(ONE.digest), tier.write(block(2))
+    assert scene.has(0, 1, 2, 3) == [False] * 4
+    assert scene.find(0, 1) == [None, None]
+    assert scene.has(9, described=TWO) == [True]
+    scene.disk.faults.thaw()
+    assert hanging.result(WAIT_S) is not None
+    size = blocks_of(PART) * BLOCK_BYTES
+    assert purged.result(WAIT_S) == Purged(5, 5 * size)
+    assert later.result(WAIT_S) is not None
+    assert scene.has(0, 1, 2, 3) == [False, False, True, False]
+    scene.restart()
+    assert scene.there(0, 4) == {2}, "what was written since, into the same segment, is gone"
+    scene.restart(lose_index=True)
+    assert scene.there(0, 4) == {2}
+    assert scene.read(9, described=TWO) == [value(90)]
+
+
+@pytest.mark.parametrize("lose_index", [False, True])
+def test_a_purge_by_age_takes_what_was_made_before_and_leaves_the_rest(scene: Scene, lose_index: bool) -> None:
+    tier = scene.open()
+    assert scene.write(*(block(i, created=100.0 + i) for i in range(6))) == [True] * 6
+    tier.flush().result(WAIT_S)
+    assert scene.write(block(1, created=200.0), block(7, created=101.0), block(8, created=300.0)) == [True] * 3
+    assert tier.purge(ONE.digest, 103.0).result(WAIT_S).block_count == 3  # 0, 2 and 7: of 1 there is a later one.
+    assert scene.there(0, 10) == {1, 3, 4, 5, 8}
+    scene.restart(lose_index=lose_index)
+    assert scene.there(0, 10) == {1, 3, 4, 5, 8}
+    assert scene.has(*range(10)) == [i in {1, 3, 4, 5, 8} for i in range(10)]
+
+
+def test_what_could_not_be_deleted_stays_hidden_and_goes_when_the_disk_heals(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 6)
+    tier.flush().result(WAIT_S)
+    assert scene.write(block(9, described=TWO)) == [True]
+    scene.log.is_full = True
+    with pytest.raises(OSError, match="to fail"):
+        tier.delete(ONE.digest, [key(1), key(2)]).result(WAIT_S)
+    with pytest.raises(OSError, match="to fail"):
+        tier.purge(TWO.digest).result(WAIT_S)
+    for _ in range(2):
+        assert scene.has(0, 1, 2, 3) == [True, False, False, True]
+        assert scene.there(0, 6) == {0, 3, 4, 5}
+        assert (scene.has(9, described=TWO), scene.find(9, described=TWO)) == ([False], [None])
+        assert tier.fault is not None
+        assert scene.write(block(1)) == [False]
+        with pytest.raises(OSError, match="to fail"):
+            tier.heal().result(WAIT_S)
+    scene.log.is_full = False
+    tier.heal().result(WAIT_S)
+    assert tier.fault is None
+    assert scene.write(block(1)) == [True]
+    assert scene.there(0, 6) == {0, 1, 3, 4, 5}
+    scene.restart(lose_index=True)
+    assert scene.there(0, 6) == {0, 1, 3, 4, 5}
+    assert scene.read(9, described=TWO) == [None]
+
+
+def test_a_block_that_was_deleted_and_written_anew_side_by_side_is_the_later_one(scene: Scene) -> None:
+    """Two records of one key lie one after the other in the table: they are two blocks, of which one counts."""
+    tier = scene.open()
+    assert scene.write(block(0), block(1)) == [True] * 2
+    tier.delete(ONE.digest, [key(1)]).result(WAIT_S)
+    assert scene.write(block(1), block(1), block(2)) == [True] * 3
+    for lose_index in (False, True):
+        tier = scene.restart(lose_index=lose_index)
+        assert scene.there(0, 4) == {0, 1, 2}
+        assert tier.gauges()["stored_blocks"] == scene.found.block_count == 3
+
+
+def test_records_of_deletions_go_with_their_segments_while_the_tier_works(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.tiers.warm._FEW_TOMBSTONES", 20)
+    tier = scene.open(capacity_count=3)
+    for i in range(120):
+        scene.fill(i, i + 1)
+        if i % 2:
+            tier.delete(ONE.digest, [key(i)]).result(WAIT_S)
+    assert 0 < scene.log.count < 45
+    scene.restart(lose_index=True)
+    assert not any(n % 2 for n in scene.there(0, 120))
+
+
+# -- what waits, and the end -------------------------------------------------------------------------------------------
+
+
+def test_a_read_can_be_called_off_until_it_has_begun_and_a_write_never(scene: Scene) -> None:
+    tier = scene.open(readers=1)
+    scene.fill(0, 3)
+    at = scene.find(0, 1)
+    wanted = [Wanted(ONE.digest, key(i), one, [memory(PART)]) for i, one in enumerate(at) if one is not None]
+    scene.disk.faults.freeze()
+    reads = scene.disk.faults.calls["read"]
+    first, second, third = (tier.read([wanted[0]]), tier.read([wanted[1]]), tier.locate(ONE.digest, [key(2)]))
+    wait_until(lambda: scene.disk.faults.calls["read"] > reads)
+    assert (first.cancel(), second.cancel()) == (False, True)
+    writing, deleting = tier.write(block(5)), tier.delete(ONE.digest, [key(2)])
+    assert (writing.cancel(), deleting.cancel()) == (False, False)
+    scene.disk.faults.thaw()
+    assert first.result(WAIT_S) == [True]
+    assert third.result(WAIT_S)[0] in (None, *scene.find(2))
+    assert bytes(wanted[1].pieces[0]) == bytes(len(wanted[1].pieces[0])), "it was read after all"
+    assert (writing.result(WAIT_S) is not None, deleting.result(WAIT_S)) == (True, 1)
+
+
+def test_closing_with_a_disk_that_hangs_ends_what_waits(scene: Scene) -> None:
+    tier = scene.open(readers=1)
+    scene.fill(0, 3)
+    (at,) = scene.find(0)
+    assert at is not None
+    scene.stop_writing()
+    reads = scene.disk.faults.calls["read"]
+    wanted = [Wanted(ONE.digest, key(0), at, [memory(PART)])]
+    tier.read(wanted)
+    wait_until(lambda: scene.disk.faults.calls["read"] > reads)
+    waiting = (tier.read(wanted), tier.locate(ONE.digest, [key(0)]), tier.write(block(5)), tier.delete(ONE.digest, []))
+    began_s = time.monotonic()
+    tier.close(timeout_s=0.2)
+    assert time.monotonic() - began_s < 10
+    assert [future.result(WAIT_S) for future in waiting[:3]] == [[False], [None], None]
+    with pytest.raises(OSError, match="closed"):
+        waiting[3].result(WAIT_S)
+    assert tier.read(wanted).result(WAIT_S) == [False]
+    assert tier.gauges()["queued_bytes"] == 0
+    scene.disk.faults.thaw()
+
+
+def test_a_process_whose_disk_hangs_can_end(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.unit.test_tiers_warm import *\n"
+        "scene = Scene(pathlib.Path(sys.argv[1]))\n"
+        "tier = scene.open(readers=2)\n"
+        "scene.fill(0, 3)\n"
+        "(at,) = scene.find(0)\n"
+        "scene.stop_writing()\n"
+        "tier.read([Wanted(ONE.digest, key(0), at, [memory(PART)])])\n"
+        "wait_until(lambda: scene.disk.faults.calls['read'] > 0)\n"
+        "tier.close(timeout_s=0.1)\n"
+        "print('ended')"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), str(root)], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, b"ended\n"), done.stderr
+
+
+def test_a_block_without_a_byte_is_refused(scene: Scene) -> None:
+    scene.open()
+    assert scene.write(block(0, 0), block(1, 0, 5), block(2, 0, 0)) == [False, True, False]
+    assert scene.has(0, 1, 2) == [False, True, False]
+
+
+# -- a disk that fails -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[Scene]:
+    folder = Folder(tmp_path / "segments")
+    made = Scene(tmp_path, folder)
+    yield made
+    made.close()
+    folder.close()
+
+
+def test_a_segment_that_somebody_removed_is_a_miss_and_its_room_is_used_again(real: Scene) -> None:
+    real.open(capacity_count=4)
+    real.fill(0, 25)
+    tier = real.restart()
+    places = real.find(*range(10))
+    assert {at.segment for at in places if at is not None} == {0}
+    (real.path / "segments" / "0000000000.seg").unlink()
+    assert real.there(0, 25) == set(range(10, 25))
+    assert real.read(3) == [None]
+    tier.flush().result(WAIT_S)  # Behind what the reads have asked for.
+    assert tier.counts["lost_segments"] == 1
+    assert (tier.counts["read_errors"], tier.counts["corrupt_blocks"], tier.fault) == (0, 0, None)
+    assert real.has(*range(25)) == [False] * 10 + [True] * 15
+    assert {located.segment for _, _, located in real.found.index.blocks()} == {1, 2}
+    assert tier.delete(ONE.digest, [key(3)]).result(WAIT_S) == 0
+    real.fill(100, 130)
+    assert "0000000000.seg" in real.disk.names()
+    assert real.there(100, 130) >= set(range(110, 130))
+    assert tier.fault is None
+
+
+def test_a_segment_that_somebody_removed_is_given_up_like_any_other(real: Scene) -> None:
+    real.open(capacity_count=3)
+    real.fill(0, 25)
+    tier = real.restart()
+    for name in ("0000000000.seg", "0000000001.seg"):
+        (real.path / "segments" / name).unlink()
+    real.fill(100, 160)
+    assert tier.counts["lost_segments"] == 2
+    assert tier.fault is None
+    assert real.there(0, 160) >= set(range(145, 160))
+    assert tier.gauges()["stored_blocks"] == len(real.there(0, 160))
+
+
+def test_a_disk_that_is_full_when_a_segment_is_begun_leaves_nothing_of_it(scene: Scene) -> None:
+    tier = scene.open(capacity_count=5)
+    scene.fill(0, 8)
+    scene.disk.faults.create_error = errno.ENOSPC
+    futures = [tier.write(block(i)) for i in range(8, 14)]
+    written = [future.result(WAIT_S) is not None for future in futures]
+    assert written[:2] == [True, True]
+    assert not any(written[3:])
+    assert isinstance(tier.fault, OSError)
+    assert tier.fault.errno == errno.ENOSPC
+    assert len(scene.disk.names()) == 1
+    for _ in range(3):
+        with pytest.raises(OSError, match="to fail"):
+            tier.heal().result(WAIT_S)
+    there = {i for i in range(14) if i < 8 or written[i - 8]}
+    assert scene.there(0, 14) == there
+    assert scene.has(*range(14)) == [i in there for i in range(14)]
+    scene.disk.faults.create_error = 0
+    tier.heal().result(WAIT_S)
+    scene.fill(20, 60)
+    assert scene.there(20, 60) >= set(range(30, 60))
+    tier = scene.restart(capacity_count=5)
+    assert not {"unsealed_segments", "lost_blocks", "lost_segments"} & scene.found.counts.keys()
+    assert len(scene.disk.names()) == tier.gauges()["segments"] == 5
+
+
+def test_healing_what_is_well_costs_nothing(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 3)
+    tier.heal().result(WAIT_S)
+    assert scene.there(0, 3) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("cut", [1, 100, 1 << 30])
+def test_a_log_of_the_index_that_is_torn_costs_nothing_that_was_sealed(real: Scene, cut: int) -> None:
+    tier = real.open(capacity_count=8)
+    real.fill(0, 25)
+    tier.delete(ONE.digest, [key(2)]).result(WAIT_S)
+    tier.flush().result(WAIT_S)
+    copy = real.path / "copy"
+    shutil.copytree(real.path / "index", copy)  # As a kill leaves it.
+    real.close()
+    shutil.rmtree(real.path / "index")
+    copy.rename(real.path / "index")
+    log = max((real.path / "index").glob("*.log"), key=lambda path: path.name)
+    os.truncate(log, max(0, log.stat().st_size - cut))
+    real.open(capacity_count=8)
+    assert not real.found.rebuilt
+    assert real.there(0, 25) == set(range(25)) - {2}
+
+
+@pytest.mark.parametrize("what", ["CURRENT", "MANIFEST-*"])
+def test_an_index_that_is_damaged_is_made_anew_of_the_segments(real: Scene, what: str) -> None:
+    tier = real.open(capacity_count=8)
+    real.fill(0, 25)
+    tier.delete(ONE.digest, [key(2)]).result(WAIT_S)
+    real.close()
+    for path in (real.path / "index").glob(what):
+        path.write_bytes(path.read_bytes()[:-3] + b"\xff\xff\xff")
+    tier = real.open(capacity_count=8)
+    assert real.found.rebuilt
+    assert (real.path / "index.broken").is_dir()
+    assert real.there(0, 25) == set(range(25)) - {2}
+    assert tier.gauges()["stored_blocks"] == 24
