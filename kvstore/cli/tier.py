@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any, cast
+from typing import Any
 
 from kvstore.cli import exit_codes
 from kvstore.cli.command_errors import CommandError, reported
@@ -85,7 +85,7 @@ def _ask(arguments: argparse.Namespace, request: pb.SetWarmTierRequest) -> pb.Wa
     tls, deadline_s = tls_options(arguments), timeout_ms(arguments) / 1000
     with admin_peer(arguments.admin, tls=tls, deadline_s=deadline_s) as peer:
         try:
-            return cast("pb.WarmTierStatus", peer._ask("SetWarmTier", request))
+            return peer.set_warm_tier(request)
         except InvalidArgument as error:
             if error.field == "warm_tier":
                 raise CommandError(f"the server at {arguments.admin} has no warm tier", exit_codes.FAILED) from None

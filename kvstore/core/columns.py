@@ -54,6 +54,7 @@ class BlockCells:
         "disk_sequence",
         "disk_start",
         "doomed",
+        "entered",
         "first_part",
         "holds",
         "namespace",
@@ -78,6 +79,7 @@ class BlockCells:
         self.disk_start = columns.disk_start.data
         self.doomed = columns.doomed.data.cast("B").cast("?")
         self.writing = columns.writing.data.cast("B").cast("?")
+        self.entered = columns.entered.data.cast("B").cast("d")
         self.created = columns.created.data.cast("B").cast("d")
         self.touched = columns.touched.data.cast("B").cast("d")
 
@@ -100,6 +102,7 @@ class BlockColumns:
         self.disk_segment: Ids = np.zeros(rows, np.int32)
         self.disk_sequence: Longs = np.zeros(rows, np.int64)
         self.disk_start: Longs = np.zeros(rows, np.int64)
+        self.entered: Floats = np.zeros(rows, np.float64)  # When it came into memory, again if it had left it.
         self.created: Floats = np.zeros(rows, np.float64)
         self.touched: Floats = np.zeros(rows, np.float64)
         self.queue_place = Places(rows)  # Owned by the eviction policies.

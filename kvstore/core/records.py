@@ -85,7 +85,8 @@ class Records:
         assert key is not None
         namespace.blocks[key] = block
         self.namespaces[namespace.index] = namespace
-        self.blocks.cell.created[block] = self.blocks.cell.touched[block] = now
+        cell = self.blocks.cell
+        cell.created[block] = cell.entered[block] = cell.touched[block] = now
         if namespace.expiry is not None:
             namespace.expiry.append([block])
         if self.on_link is not None:

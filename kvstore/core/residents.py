@@ -74,6 +74,17 @@ class Residents:
             found.append(is_there)
         return found
 
+    def find(self, digest: bytes, key: bytes) -> tuple[int, int] | None:
+        """Returns the number of the segment that a block lies in, and its row there; None if it is not there."""
+        cells, mask = self._table
+        wanted = fingerprint_of(digest, key)
+        at = wanted & mask
+        while (there := cells[at]) != wanted and there:
+            at = (at + 2) & mask
+        if not there or not self._counts(cells[at + 1], wanted):
+            return None
+        return cells[at + 1] >> _ROW_BITS, cells[at + 1] & _ROW_MASK
+
     def put(self, segment: Segment, row: int) -> None:
         """Adds the block that was placed there. An older copy of it is dropped from its segment."""
         cells, mask = self._table

@@ -120,7 +120,7 @@ class Stored:
     def __init__(self) -> None:
         self.block_count = self.size_bytes = 0
         self.fingerprints: list[memoryview] = []
-        self.expires: list[memoryview | None] = []
+        self.expires: list[memoryview[float] | None] = []
 
 
 class Segment:

@@ -42,6 +42,9 @@ class AdminPeer:
             if not token:
                 return found
 
+    def set_warm_tier(self, request: pb.SetWarmTierRequest) -> pb.WarmTierStatus:
+        return cast("pb.WarmTierStatus", self._ask("SetWarmTier", request))
+
     def watch(self, interval_ms: int) -> Iterator[pb.Stats]:
         """Yields the stats now and at every interval, until the shard goes away."""
         method = ADMIN_METHODS["WatchStats"]

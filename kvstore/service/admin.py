@@ -128,7 +128,11 @@ class AdminHandlers:
             tiering.resize(request.capacity_bytes)
         if request.HasField("enabled"):
             tiering.enable(enabled=request.enabled)
-        return tiering.status()
+        answer = tiering.status()
+        if request.capacity_bytes:  # The tier comes to it in its turn.
+            segment_bytes = tiering.settings.segment_bytes
+            answer.capacity_bytes = request.capacity_bytes // segment_bytes * segment_bytes
+        return answer
 
     def _channel_gauges(self) -> dict[str, int]:
         channel, regions = self._channel, self._shell.regions

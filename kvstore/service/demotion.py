@@ -137,7 +137,7 @@ class Demotion:
             room = blocks_of(length) * BLOCK_BYTES
             pieces.append(view[offset : offset + room])
             size += room
-        if not 0 < size <= self._most_bytes:
+        if not 0 < size <= self._most_bytes or self._is_there(row, namespace, key):
             return
         now = self._clocks.now()
         created = self._clocks.wall() - (now - cell.created[row])
@@ -162,6 +162,18 @@ class Demotion:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         future.add_done_callback(lambda _: self._tell(written))
+
+    def _is_there(self, row: int, namespace: Namespace, key: bytes) -> bool:
+        """Whether the disk has a copy already, of before the block was stored anew; then it is as good as another."""
+        found = self._warm.place_of(namespace.spec.digest, key)
+        if found is None:
+            return False
+        life, start = found
+        cell = self._records.blocks.cell
+        cell.disk_segment[row], cell.disk_sequence[row], cell.disk_start[row] = (*life, start)
+        self._warm.note_used(life, start, cell.touched[row])
+        self.counts["kept_blocks"] += 1
+        return True
 
     def _tell(self, written: _Written) -> None:
         """In a thread of the tier: one call to the loop takes in all that is done by then."""
@@ -212,7 +224,7 @@ class Demotion:
         namespace = self._records.namespaces[cell.namespace[row]]
         if namespace.rules.spare:
             return
-        self._latencies.add("HotResidence", int(1e9 * (self._clocks.now() - cell.created[row])))
+        self._latencies.add("HotResidence", int(1e9 * (self._clocks.now() - cell.entered[row])))
         sequence = cell.disk_sequence[row]
         if sequence:
             life, start = (cell.disk_segment[row], sequence), cell.disk_start[row]

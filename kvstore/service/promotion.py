@@ -38,7 +38,7 @@ _LOG = logging.getLogger("kvstore.promotion")
 READ_BYTES = 8 << 20  # Handed to a reading thread at once: as fast as more, and the first blocks land sooner.
 RESERVED_BYTES = 64 << 20  # By one lease.
 LEASE_S = 3600.0  # A disk that hangs for longer loses the slots to others.
-_CREATED = int(PartState.CREATED)
+_CREATED, _COMMITTED = int(PartState.CREATED), int(PartState.COMMITTED)
 
 
 @dataclass(eq=False)
@@ -208,8 +208,16 @@ class Promotion:
         The chain's blocks in memory are named too, so that making room takes none of them.
         """
         namespace, now = fetch.namespace, self._clocks.now()
-        there = self._warm.has(namespace.spec.digest, [key for key, _ in group])  # Deleted meanwhile: not any more.
-        places = {key: at for (key, at), is_there in zip(group, there, strict=True) if is_there}
+        # Deleted or given up meanwhile: not any more; deleted and written again: not what was looked up.
+        there = self._warm.has(namespace.spec.digest, [key for key, _ in group])
+        places = {
+            key: at
+            for (key, at), is_there in zip(group, there, strict=True)
+            if is_there and self._warm.still_has(at.life, at.start) and key not in namespace.blocks
+        }
+        self.counts["vanished_blocks"] += len(group) - len(places)
+        if not places:
+            return True
         keys = [key for key in fetch.chain if key in places or key in namespace.blocks]
         lengths = []
         if namespace.spec.kind is not Kind.KV:
@@ -266,46 +274,52 @@ class Promotion:
     async def _landed(self, fetch: Fetch, read: _Read, started: float) -> None:
         """Waits for one read, makes visible what is as it was written, and drops the rest."""
         assert read.future is not None
-        lease = read.lease
+        good = [False] * len(read.blocks)
         try:
             good = await asyncio.wrap_future(read.future)
+            self.counts["missed_blocks"] += good.count(False)
         except asyncio.CancelledError:
             if not read.future.cancelled():
                 raise
             self.counts["cancelled_blocks"] += len(read.blocks)
-            good = [False] * len(read.blocks)
         finally:
             self.bytes_on_the_way -= read.size_bytes
             self._came.set()
-        now = self._clocks.now()
+            self._end(fetch.namespace, read, good)
+        self._latencies.add("Promote", int(1e9 * (self._clocks.now() - started)))
+
+    def _end(self, namespace: Namespace, read: _Read, good: Sequence[bool]) -> None:
+        """Commits the good blocks of a read, drops the others, and lets go of the slots."""
+        lease, now = read.lease, self._clocks.now()
+        landed = [block for block, is_good in zip(read.blocks, good, strict=True) if is_good]
         try:
-            self._commit(fetch.namespace, read, good, now)
+            self._commit(namespace, lease, landed, now)
         except LeaseExpired:
-            self.counts["late_blocks"] += len(read.blocks)
-        self._latencies.add("Promote", int(1e9 * (now - started)))
-        left = [i for (_, _, indexes), is_good in zip(read.blocks, good, strict=True) if not is_good for i in indexes]
-        left = [i for i in left if lease.open[i]]
-        if left and not lease.ended:
-            self._store.writer.drop(lease, left, now)
+            self.counts["late_blocks"] += len(landed)
+        lost = [i for (_, _, indexes), is_good in zip(read.blocks, good, strict=True) if not is_good for i in indexes]
+        if lost and not lease.ended:
+            self._store.writer.drop(lease, lost, now)
+        if lease.ended:
+            self._session.leases.discard(lease.id)
         self._store.unpin(lease, now)
         self._settle()
 
-    def _commit(self, namespace: Namespace, read: _Read, good: Sequence[bool], now: float) -> None:
-        lease = read.lease
-        landed = [block for block, is_good in zip(read.blocks, good, strict=True) if is_good]
-        self.counts["promoted_blocks"] += len(landed)
-        self.counts["missed_blocks"] += len(good) - len(landed)
+    def _commit(
+        self, namespace: Namespace, lease: WriteLease, landed: list[tuple[bytes, Located, range]], now: float
+    ) -> None:
         indexes = [i for _, _, at in landed for i in at]
         if not indexes:
             return
         for i in indexes:
             lease.landed[i] = 1
         checksums = [part.checksum for _, located, _ in landed for part in located.parts]
-        self._store.commit(self._session, lease, indexes, checksums=checksums, now=now)
-        for key, located, _ in landed:
-            row = namespace.blocks.get(key)
-            if row is not None:
-                self._demotion.place(row, located)
+        states = self._store.commit(self._session, lease, indexes, checksums=checksums, now=now)
+        width = namespace.parts_per_block
+        came = [block for i, block in enumerate(landed) if states[i * width] == _COMMITTED]
+        self.counts["promoted_blocks"] += len(came)
+        self.counts["vanished_blocks"] += len(landed) - len(came)  # Deleted meanwhile.
+        for key, located, _ in came:
+            self._demotion.place(namespace.blocks[key], located)
 
 
 def _leading(blocks: Iterable[tuple[bytes, Located]], most_bytes: int) -> tuple[list[tuple[bytes, Located]], int]:

@@ -31,6 +31,7 @@ from kvstore_wire.errors import Internal, InvalidArgument
 from kvstore_wire.v1 import admin_pb2 as pb
 
 _LOG = logging.getLogger("kvstore.tiering")
+MAX_CAPACITY_BYTES = 16 << 40
 STALL_S = 1.0  # A call of the disk longer than this, and nothing more is asked of it.
 CLOSE_S = 5.0  # How long the end of the process waits for the disk.
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 5.0
@@ -137,8 +138,9 @@ class Tiering:
     def resize(self, capacity_bytes: int) -> asyncio.Future[None]:
         """Changes the capacity; done when what is beyond it was given up. Raises InvalidArgument, fails as the disk."""
         least = 2 * self.settings.segment_bytes
-        if capacity_bytes < least:
-            raise InvalidArgument(f"is {capacity_bytes}", field="capacity_bytes", limit=f"at least {least}")
+        if not least <= capacity_bytes <= MAX_CAPACITY_BYTES:
+            limit = f"{least}-{MAX_CAPACITY_BYTES}"
+            raise InvalidArgument(f"is {capacity_bytes}", field="capacity_bytes", limit=limit)
         resizing = asyncio.wrap_future(self.warm.resize(capacity_bytes))
         resizing.add_done_callback(_log_failure)
         return resizing
@@ -254,7 +256,7 @@ class Tiering:
     def counters(self) -> dict[str, int]:
         """What happened, each with its unit last."""
         demotion, promotion = self.demotion.counts, self.promotion.counts
-        found = {name: demotion[name] for name in ("demoted_blocks",)}
+        found = {name: demotion[name] for name in ("demoted_blocks", "kept_blocks")}
         found |= {f"dropped_{why}_blocks": demotion[f"dropped_{why}_blocks"] for why in DROPPED}
         names = ("promoted", "missed", "vanished", "refused", "cancelled", "late")
         found |= {f"promote_{name}_blocks": promotion[f"{name}_blocks"] for name in names[1:]}
@@ -297,5 +299,6 @@ DROPPED = ("behind", "budget", "incomplete", "too_large", "copy_gone", "fault", 
 # Of WarmTier.counts.
 TIER_COUNTS = (
     *("written_blocks", "failed_blocks", "refused_blocks", "rewritten_blocks", "read_blocks", "missed_blocks"),
-    *("deleted_blocks", "corrupt_blocks", "given_up_segments", "sealed_segments", "faults", "read_errors"),
+    *("deleted_blocks", "corrupt_blocks", "given_up_segments", "sealed_segments", "lost_segments"),
+    *("faults", "read_errors"),
 )

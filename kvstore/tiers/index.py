@@ -44,7 +44,7 @@ _LOG_BYTES = 64 << 20
 _OPEN_FILES = 256
 MOST_CHANGES = 1000  # Of one batch, where nothing asks for more: the interpreter lock is held for so long.
 _ROWS = 1 << 14  # Read at a time.
-_BUSY = "Incomplete"  # How the database says that a change would have to wait.
+_BUSY = "Result incomplete"  # How the database says that a change would have to wait.
 _BUSY_S = 0.01
 _START = 30  # Where a record has the offset of its first part.
 

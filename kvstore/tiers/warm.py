@@ -150,6 +150,19 @@ class WarmTier:
         asked = list(keys)
         return self._pool.submit(lambda: self._locate(digest, asked), otherwise=[None] * len(asked))
 
+    def place_of(self, digest: bytes, key: bytes) -> tuple[tuple[int, int], int] | None:
+        """Returns the life of the segment that a block lies in, and where it begins; None if it is not here. In memory
+        alone; it may be gone in this moment."""
+        found = self._residents.find(digest, key)
+        if found is None or (self._marks and self._marks.hides(digest, key)):
+            return None
+        number, row = found
+        try:
+            segment = self._book[number]
+            return (number, segment.sequence), segment.start_of(row)
+        except (KeyError, IndexError):  # It was given up in this moment.
+            return None
+
     def still_has(self, life: tuple[int, int], start: int) -> bool:
         """Whether a block lies at that place still."""
         return self._book.has(*life, start)

@@ -202,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
         who=clients,
         coverage=st.sampled_from(Coverage),
         lease_s=times,
-        then=st.sampled_from(["nothing", "pin"]),
+        then=st.sampled_from(["nothing", "pin", "write"]),
     )
     def acquire(self, name: str, chain: list[int], who: int, coverage: Coverage, lease_s: float, then: str) -> None:
         space, asked = self.spaces[name], [key(i) for i in chain]
@@ -220,6 +220,8 @@ class StoreMachine(RuleBasedStateMachine):
         self._granted(acquisition, leased, who=who)
         if then == "pin" and acquisition.lease is not None:
             self._pin(acquisition.lease.id)
+        elif then == "write":
+            self._begin_writing(space, asked)
 
     @rule(data=st.data(), stranger=clients)
     @precondition(lambda self: self.reads)
@@ -298,8 +300,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=spaces, chain=chains)
     def begin_writing(self, name: str, chain: list[int]) -> None:
         """Whole blocks go to disk; who looks at the shard sees nothing of it."""
-        space, before = self.spaces[name], (self.store.gauges(), self._orders())
-        for k in map(key, chain):
+        before = (self.store.gauges(), self._orders())
+        self._begin_writing(self.spaces[name], [key(i) for i in chain])
+        assert (self.store.gauges(), self._orders()) == before
+
+    def _begin_writing(self, space: NaiveNamespace, chain: list[bytes]) -> None:
+        for k in chain:
             block, row = space.blocks.get(k), space.real.blocks.get(k)
             if block is None or row is None or row in self.demotions or set(block.states) != {PRESENT}:
                 continue
@@ -308,7 +314,6 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.records.begin_writing(row)
             words = {offset: (block.generation, part) for part, offset in enumerate(offsets)}
             self.demotions[row] = NaiveDemotion(space, block, words)
-        assert (self.store.gauges(), self._orders()) == before
 
     @rule(data=st.data(), most=st.integers(1, 12))
     @precondition(lambda self: self.demotions)
@@ -414,9 +419,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.spaces["parts"].real.hot_bytes <= LIMIT
         gauges = self.store.gauges()
         size = self.store.records.slot_bytes
-        kept = sum(len(d.words) * size(row) for row, d in self.demotions.items() if self.store.records.blocks.doomed[row])
+        kept = sum(
+            len(d.words) * size(row) for row, d in self.demotions.items() if self.store.records.blocks.doomed[row]
+        )
         # One call may lease what others hold already, so only what is reserved is bounded without exception.
-        assert gauges["reserved_bytes"] + gauges["leased_bytes"] - kept <= 0.8 * gauges["capacity_bytes"] + 3 * 16 * KIB * 10
+        assert (
+            gauges["reserved_bytes"] + gauges["leased_bytes"] - kept
+            <= 0.8 * gauges["capacity_bytes"] + 3 * 16 * KIB * 10
+        )
 
     # -- helpers -------------------------------------------------------------------------------------------------
 

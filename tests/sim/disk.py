@@ -1,7 +1,7 @@
 """The disk behind a world's shard: what is written to it ahead of eviction, and what comes back, each some time later.
 
-It does what the service's demotion and promotion do, on the world's clock and with words for bytes. Segments are written
-one after another; the oldest is given up for the next.
+It does what the service's demotion and promotion do, on the world's clock and with words for bytes. Segments are
+written one after another; the oldest is given up for the next.
 """
 
 from __future__ import annotations
@@ -137,6 +137,10 @@ class Disk:
         if found:
             begins_at = self.shard.now + self.random.choice([0.0, 0.05, 0.5])
             self._fetches.append(_Fetch(ask.namespace, ask.keys, found, begins_at))
+
+    def under_way(self) -> list[tuple[Namespace, list[bytes]]]:
+        """What was found and has no slots yet."""
+        return [(fetch.namespace, list(fetch.found)) for fetch in self._fetches]
 
     def forget(self, namespace: Namespace, keys: Sequence[bytes], *, created_before: float = float("inf")) -> None:
         """Deletes blocks, those that are on their way to disk included."""

@@ -273,7 +273,7 @@ class World:
                 self.store.sessions.get(ghost.client.session.id)
 
     def _delete(self, actor: Actor) -> None:
-        space, keys = self._chain(actor)
+        space, keys = self.random.choice([self._chain(actor), *self.disk.under_way()])
         self.disk.forget(space, keys[:2])
         self.store.delete(space, keys[:2])
         self._deleted |= {(space.spec.name, k): self._writes for k in keys[:2]}

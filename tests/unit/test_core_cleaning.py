@@ -107,7 +107,7 @@ def full(shard: Shard, client: Client) -> Namespace:
 
 def test_nothing_is_written_while_memory_has_room_to_spare(shard: Shard, client: Client) -> None:
     cleaner, space = _cleaner(shard), client.attach(kv_spec("n"))
-    _put_one_by_one(shard, client, space, keys(0, STORED // 2))
+    _put_one_by_one(shard, client, space, keys(0, STORED - STORED // 4))
     assert cleaner.choose(ALL_BYTES, _lives()) == []
     _put_one_by_one(shard, client, space, [key(1000)])
     assert cleaner.choose(ALL_BYTES, _lives())
@@ -228,6 +228,50 @@ def test_no_more_is_written_than_there_is_room_for(shard: Shard, client: Client,
     assert sum(row in large.blocks.values() for row in cleaner.choose(room + 6 * SLOT, _lives())) == 1
 
 
+def test_one_block_larger_than_the_room_is_written_alone_where_that_is_asked_for(shard: Shard, client: Client) -> None:
+    space = client.attach(kv_spec("parts", layer_groups=3))
+    _put_one_by_one(shard, client, space, keys(0, STORED // 3))
+    cleaner = _cleaner(shard)
+    assert cleaner.choose(SLOT, _lives()) == []
+    assert cleaner.choose(0, _lives(), at_least_one=True) == []
+    assert _keys(shard, cleaner.choose(SLOT, _lives(), at_least_one=True)) == keys(0, 1)
+    assert _keys(shard, cleaner.choose(7 * SLOT, _lives(), at_least_one=True)) == keys(0, 2)
+
+
+def test_a_block_that_no_segment_holds_is_not_written_and_others_are(
+    shard: Shard, client: Client, full: Namespace
+) -> None:
+    shard.store.delete(full, keys(SLOTS, 3 * SLOTS))
+    large = client.attach(kv_spec("large", layer_groups=3))
+    _put_one_by_one(shard, client, large, keys(0, 8))
+    cleaner = _cleaner(shard)
+    assert set(cleaner.choose(ALL_BYTES, _lives())) & set(large.blocks.values())
+    cleaner.largest_bytes = 3 * SLOT - 1
+    chosen = set(cleaner.choose(ALL_BYTES, _lives(), at_least_one=True))
+    assert chosen & set(full.blocks.values())
+    assert not chosen & set(large.blocks.values())
+
+
+def test_what_is_being_purged_is_not_written(shard: Shard, full: Namespace) -> None:
+    cleaner = _cleaner(shard)
+    steps = shard.store.purge_in_steps(lambda n: n is full, created_before=0.0)
+    assert cleaner.choose(ALL_BYTES, _lives())
+    next(steps)
+    assert cleaner.choose(ALL_BYTES, _lives()) == []
+    assert [purged.blocks for purged in steps] == []
+    assert cleaner.choose(ALL_BYTES, _lives())
+
+
+def test_room_is_ahead_while_what_would_go_has_copies(shard: Shard, client: Client) -> None:
+    space, cleaner = client.attach(kv_spec("n")), _cleaner(shard)
+    _put_one_by_one(shard, client, space, keys(0, STORED - SLOTS))
+    assert cleaner.is_ahead(space, SLOT, SLOTS), "there is a free page"
+    assert not cleaner.is_ahead(space, SLOT, SLOTS + 1)
+    _note_copy(shard, space, keys(0, SLOTS + 1), segment=1, sequence=7)
+    assert cleaner.is_ahead(space, SLOT, SLOTS + 1)
+    assert not cleaner.is_ahead(space, SLOT, SLOTS + 2)
+
+
 def test_a_namespace_near_its_own_limit_is_written_although_memory_has_room() -> None:
     limit = 32 * SLOT
     shard = Shard(rules_of=lambda spec: NamespaceRules(max_bytes=limit if spec.name == "limited" else None))
@@ -235,9 +279,9 @@ def test_a_namespace_near_its_own_limit_is_written_although_memory_has_room() ->
     free, limited = client.attach(kv_spec("free")), client.attach(kv_spec("limited"))
     cleaner = _cleaner(shard)
     _put_one_by_one(shard, client, free, keys(0, 16))
-    _put_one_by_one(shard, client, limited, keys(0, 16))
+    _put_one_by_one(shard, client, limited, keys(0, 24))
     assert cleaner.choose(ALL_BYTES, _lives()) == []
-    _put_one_by_one(shard, client, limited, [key(16)])
+    _put_one_by_one(shard, client, limited, [key(24)])
     assert cleaner.choose(ALL_BYTES, _lives()) == [limited.blocks[k] for k in keys(0, FEWEST_ROWS)]
 
 
@@ -355,7 +399,7 @@ def test_the_coldest_is_found_behind_many_blocks_that_were_deleted(
 ) -> None:
     shard.store.delete(full, keys(0, STORED - 40))
     other = client.attach(kv_spec("other"))
-    _put_one_by_one(shard, client, other, keys(0, STORED // 2))
+    _put_one_by_one(shard, client, other, keys(0, STORED - 6 * SLOTS))
     chosen = set(_cleaner(shard).choose(ALL_BYTES, _lives()))
     assert chosen >= {full.blocks[k] for k in keys(STORED - 40, STORED - 40 + FEWEST_ROWS)}
 
@@ -494,15 +538,11 @@ def test_a_page_without_a_block_that_is_written_goes_before_one_with() -> None:
     client = shard.client()
     small, large = client.attach(kv_spec("small")), client.attach(kv_spec("large", part_bytes=PAGE_BYTES))
     client.put(small, keys(0, 2 * SLOTS))
-    by_page: dict[int, list[bytes]] = {}
-    for one in keys(0, 2 * SLOTS):
-        (offset,) = _offsets(shard, [small.blocks[one]])
-        by_page.setdefault(offset // PAGE_BYTES, []).append(one)
-    tails = {chain[-1]: chain for chain in by_page.values()}
-    coldest = tails[key(2 * SLOTS - 1)]  # Tail first: its page is the one that would go.
-    rows = _begin(shard, small, coldest[:1])
+    first = [k for k in keys(0, 2 * SLOTS) if _offsets(shard, [small.blocks[k]]) < set(range(0, PAGE_BYTES, SLOT))]
+    assert len(first) == SLOTS
+    rows = _begin(shard, small, first[:1])  # Of equally cold pages the first would go.
     assert client.put(large, [key(0)]) == [PartState.CREATED]
-    assert shard.stored(small, keys(0, 2 * SLOTS)) == coldest
+    assert shard.stored(small, keys(0, 2 * SLOTS)) == first
     assert _end(shard, rows) == [True]
     _check(shard)
 

@@ -6,12 +6,14 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from kvstore.tiers.index import Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt
+from kvstore.tiers.index import Index, IndexBroken, Located, NamespaceAt, PartAt, SegmentAt, key_of
 
 CACHE = 8 << 20
 
@@ -92,12 +94,85 @@ def test_what_was_dropped_is_not_found(index: Index) -> None:
     assert sum(1 for _ in index.blocks()) == 19
 
 
+def test_one_namespace_is_looked_through_as_it_was_when_that_began(index: Index) -> None:
+    for namespace in (1, 2, 3):
+        filled(index, 50, namespace_id=namespace)
+    looking = index.blocks(2)
+    first = next(looking)
+    change = index.change()
+    change.drop_blocks_of(2)
+    index.apply(change)
+    found = [first, *looking]
+    assert sorted(k for _, k, _ in found) == sorted(key(i) for i in range(50))
+    assert {namespace for namespace, _, _ in found} == {2}
+    assert list(index.blocks(2)) == list(index.blocks(77)) == []
+
+
+def test_blocks_by_the_many_say_what_they_say_one_by_one(index: Index) -> None:
+    change = index.change()
+    tag = bytes(range(16))
+    for i in range(200):
+        parts = [PartAt(p, 4096 * (3 * p + i), 4097 * (p + 1), i, tag if i % 3 == 0 else b"") for p in range(1 + i % 4)]
+        change.put_block(1 + i % 2, key(i), Located(0.5 + i, float(i % 5), i, 2**40 + i, tuple(parts)))
+    index.apply(change)
+    found = {}
+    for rows in index.rows():
+        columns = (rows.created, rows.expires, rows.segment, rows.sequence, rows.start, rows.size_bytes)
+        found.update({key_of(k): row for k, *row in zip(rows.key, *(c.tolist() for c in columns), strict=True)})
+    assert found == {
+        (n, k): [at.created, at.expires, at.segment, at.sequence, at.start, at.size_bytes]
+        for n, k, at in index.blocks()
+    }
+    assert len(found) == 200
+
+
+def test_a_change_waits_for_a_database_that_is_behind_and_holds_nobody_up(index: Index) -> None:
+    blocks = index._families["blocks"]
+    behind = {"level0_slowdown_writes_trigger": "1", "level0_stop_writes_trigger": "1"}
+    blocks.set_options({**behind, "level0_file_num_compaction_trigger": "100"})
+    filled(index, 100)
+    blocks.flush()  # One file is one too many from now on.
+    waiting = threading.Thread(target=filled, args=(index, 5, 2))
+    waiting.start()
+    time.sleep(0.1)  # This thread runs: the lock of the interpreter is free.
+    assert waiting.is_alive()
+    assert index.find(2, [key(0)]) == [None]
+    blocks.set_options({"level0_slowdown_writes_trigger": "20", "level0_stop_writes_trigger": "36"})
+    waiting.join(60)
+    assert index.find(2, [key(0), key(4)]) == [located(0), located(4)]
+
+
+def test_after_a_disk_that_was_full_a_database_works_once_it_was_opened_anew(path: Path) -> None:
+    code = (
+        "import pathlib, resource, sys; sys.path.insert(0, sys.argv[2])\n"
+        "from tests.unit.test_tiers_index import *\n"
+        "index = Index(pathlib.Path(sys.argv[1]), cache_bytes=CACHE)\n"
+        "filled(index, 1000)\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))\n"
+        "with pytest.raises(IndexBroken, match='too large'):\n"
+        "    for namespace in range(2, 50):\n"
+        "        filled(index, 1000, namespace)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))\n"
+        "with pytest.raises(IndexBroken):\n"
+        "    filled(index, 10, 60)\n"
+        "index.reopen()\n"
+        "filled(index, 10, 60)\n"
+        "assert index.find(1, [key(i) for i in range(1000)]) == [located(i) for i in range(1000)]\n"
+        "assert index.find(60, [key(9)]) == [located(9)]\n"
+        "index.close()"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(root)], capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_change_that_is_never_applied_changes_nothing(index: Index) -> None:
     index.change().put_block(1, key(1), located(1))
     assert index.find(1, [key(1)]) == [None]
 
 
-def test_a_change_is_durable_when_it_was_applied(path: Path) -> None:
+def test_a_change_that_was_applied_outlives_a_kill(path: Path) -> None:
     code = (
         "import os, sys, pathlib; sys.path.insert(0, sys.argv[2])\n"
         "from tests.unit.test_tiers_index import *\n"

@@ -232,6 +232,52 @@ def test_what_was_deleted_does_not_come_back_with_a_new_index(ground: Ground, op
     assert life.found.counts["deleted_blocks"] == 3
 
 
+def test_what_was_deleted_does_not_come_back_with_an_index_that_lost_its_last_changes(
+    ground: Ground, opened: Callable[..., Life]
+) -> None:
+    """The records are durable, the index is not: it has the blocks still."""
+    blocks = [block(i) for i in range(4)]
+    ground.write(0, 1, *blocks[:2], block(5, described=TWO))
+    ground.write(1, 2, *blocks[2:])
+    second_end = 1 + 2 * blocks_of(
+        5000
+    )  # Behind the first block of the second segment, which begins behind its header.
+    ground.bury(
+        Tombstone(1, ONE.digest, blocks[1].key),
+        Tombstone(2, ONE.digest, blocks[2].key, second_end),
+        Tombstone(2, ONE.digest, blocks[3].key, 1 + blocks_of(5000)),
+        Tombstone(1, TWO.digest),
+    )
+    for _ in range(2):
+        life = opened()
+        assert life.held() == expected(blocks[0], blocks[3]), "the last was written behind the place of its record"
+        life.close()
+    assert life.found.counts == {}
+
+
+def test_no_sequence_number_is_given_again_that_a_record_or_an_unsealed_segment_bears(
+    ground: Ground, opened: Callable[..., Life]
+) -> None:
+    ground.write(0, 5, block(0))
+    ground.write(1, 9, block(1), seal=False)
+    assert opened().book.last_sequence == 9
+    ground.bury(Tombstone(20, ONE.digest, block(7).key))
+    assert opened().book.last_sequence == 20
+
+
+def test_records_stay_as_long_as_a_segment_cannot_be_read(ground: Ground, opened: Callable[..., Life]) -> None:
+    ground.write(0, 5, block(0), block(1))
+    ground.write(1, 9, block(2))
+    ground.bury(Tombstone(5, ONE.digest, block(1).key))
+    faulty = FaultyDisk(ground.disk)
+    faulty.faults.read_error = errno.EIO
+    life = opened(disk=faulty)
+    faulty.faults.read_error = 0
+    assert life.held() == {}
+    life.close()
+    assert opened().held() == expected(block(0), block(2)), "what was deleted is back"
+
+
 def test_records_of_deletions_go_with_the_segments_they_speak_of(ground: Ground, opened: Callable[..., Life]) -> None:
     ground.write(0, 5, block(0))
     ground.bury(Tombstone(4, ONE.digest, block(1).key), Tombstone(5, ONE.digest, block(2).key))

@@ -446,6 +446,11 @@ def test_an_index_that_fails_is_a_fault_and_not_an_error_of_the_caller(scene: Sc
     assert scene.find(0, 9) == [None, None]
     assert isinstance(tier.fault, IndexBroken)
     assert scene.write(block(5)) == [False]
+    assert scene.has(0, 9) == [True, False]
+    tier.heal().result(WAIT_S)
+    assert tier.fault is None
+    assert scene.write(block(5)) == [True]
+    assert scene.there(0, 9) == {0, 1, 2, 5}
 
 
 # -- looking up without the disk ---------------------------------------------------------------------------------------
@@ -494,8 +499,7 @@ def test_a_disk_that_hangs_is_seen_by_how_long_it_has(scene: Scene) -> None:
     hanging = scene.stop_writing()
     scene.now += 50
     assert tier.stalled_s == 50
-    reading = tier.read([])
-    assert reading.result(WAIT_S) == []
+    assert scene.find(0) != [None]
     assert tier.stalled_s == 50, "a call that came back ended another"
     scene.disk.faults.thaw()
     assert hanging.result(WAIT_S) is not None
@@ -783,6 +787,19 @@ def test_a_disk_that_is_full_when_a_segment_is_begun_leaves_nothing_of_it(scene:
     tier = scene.restart(capacity_count=5)
     assert not {"unsealed_segments", "lost_blocks", "lost_segments"} & scene.found.counts.keys()
     assert len(scene.disk.names()) == tier.gauges()["segments"] == 5
+
+
+def test_what_is_known_at_once_and_what_is_looked_up_agree_when_an_open_segment_is_lost(scene: Scene) -> None:
+    tier = scene.open()
+    scene.fill(0, 3)
+    tier.flush().result(WAIT_S)
+    assert scene.write(block(1)) == [True]  # Its older copy is in the index still.
+    scene.disk.faults.write_error = errno.EIO
+    assert scene.write(block(5)) == [False]
+    scene.disk.faults.write_error = 0
+    tier.heal().result(WAIT_S)
+    assert scene.has(0, 1, 2, 5) == [at is not None for at in scene.find(0, 1, 2, 5)] == [True, False, True, False]
+    assert tier.gauges()["stored_blocks"] == 2
 
 
 def test_healing_what_is_well_costs_nothing(scene: Scene) -> None:
