@@ -53,13 +53,13 @@ class WriteBudget:
         self._written = written_bytes
 
     @property
-    def is_low(self) -> bool:
-        """Whether only blocks that were asked for again are written."""
-        return self.rate_bytes is not None and self._left < self._most / 2
-
-    @property
     def left_bytes(self) -> float:
         return float("inf") if self.rate_bytes is None else max(0.0, self._left)
+
+    @property
+    def left_for_once_bytes(self) -> float:
+        """What is left for blocks that were not asked for again."""
+        return float("inf") if self.rate_bytes is None else max(0.0, self._left - self._most / 2)
 
 
 class Ghosts:
@@ -102,6 +102,7 @@ class Cleaner:
         `at_least_one`: one that is larger than the room is written alone.
         """
         room_bytes = int(min(room_bytes, self.budget.left_bytes))
+        once_bytes, reuses = self.budget.left_for_once_bytes, self._records.blocks.cell.reuses
         chosen: list[int] = []
         may_be_large = at_least_one and room_bytes > 0
         arena = self._records.arena
@@ -119,6 +120,10 @@ class Cleaner:
                 for row in self._dirty(policy, namespace, lives).tolist():
                     if size > room_bytes and not (may_be_large and not chosen):
                         break
+                    if not reuses[row]:
+                        if once_bytes <= 0:
+                            continue
+                        once_bytes -= size
                     room_bytes -= size
                     chosen.append(row)
         return chosen
@@ -139,11 +144,18 @@ class Cleaner:
             for index, policy in cohorts.items():
                 namespace = self._records.namespaces[index]
                 if not namespace.rules.spare:
-                    rows = policy.peek(len(policy))[::-1]
+                    rows = policy.order()[::-1]
                     found.append(rows[self._is_dirty(rows, namespace, lives)])
         rows = np.concatenate(found) if found else np.empty(0, np.int32)
         order: list[int] = rows[np.argsort(-self._records.blocks.touched[rows], kind="stable")].tolist()
         return order
+
+    def is_dirty(self, row: int) -> bool:
+        """Whether a row has a block that is whole, is not being written, and has no copy."""
+        cell = self._records.blocks.cell
+        if self._records.blocks.key[row] is None or cell.doomed[row] or cell.writing[row] or cell.disk_sequence[row]:
+            return False
+        return bool(cell.present[row] == self._records.namespaces[cell.namespace[row]].parts_per_block)
 
     def _near_its_limit(self, namespace: Namespace) -> bool:
         limit = namespace.rules.max_bytes
@@ -152,10 +164,7 @@ class Cleaner:
     def _dirty(self, policy: EvictionPolicy, namespace: Namespace, lives: Longs) -> Ids:
         count = max(FEWEST_ROWS, min(MOST_ROWS, int(self.rules.share * len(policy))))
         rows = policy.peek(count)
-        dirty = self._is_dirty(rows, namespace, lives)
-        if self.budget.is_low:
-            dirty &= self._records.blocks.reuses[rows] > 0
-        return rows[dirty]
+        return rows[self._is_dirty(rows, namespace, lives)]
 
     def _is_dirty(self, rows: Ids, namespace: Namespace, lives: Longs) -> Flags:
         """Whether each block is whole, not being written, and without a copy; notes copies that have gone."""

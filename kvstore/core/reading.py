@@ -317,11 +317,13 @@ class Reader:
             acq.session.check_room()
             acq.lease = self._new_lease(acq.session, acq.namespace, deadline)
         lease = acq.lease
+        is_first = not len(lease.blocks)
         self.records.hold(grant.blocks)
-        lease.blocks = joined(lease.blocks, grant.blocks) if len(lease.blocks) else grant.blocks
+        lease.blocks = grant.blocks if is_first else joined(lease.blocks, grant.blocks)
         lease.parts = joined(lease.parts, grant.parts) if len(lease.parts) else grant.parts
         # The whole request again, so that blocks that arrived late are still older than the head before them.
-        self.records.touch(acq.namespace, distinct_tail_first(lease.blocks), now=now, hint=acq.request.hint)
+        blocks = lease.blocks if is_first else self.records.linked(lease.blocks)
+        self.records.touch(acq.namespace, distinct_tail_first(blocks), now=now, hint=acq.request.hint)
 
     def _new_lease(self, session: Session, namespace: Namespace, deadline: float) -> ReadLease:
         lease = ReadLease(self.leases.new_id(), session.id, namespace, deadline)

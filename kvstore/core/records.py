@@ -291,6 +291,13 @@ class Records:
             self.namespaces[namespace.index] = namespace
         return found
 
+    def linked(self, blocks: Rows) -> Rows:
+        """Returns those of the blocks that are in the index still."""
+        doomed = self.blocks.cell.doomed
+        return as_rows(
+            [block for block in (blocks if isinstance(blocks, list) else blocks.tolist()) if not doomed[block]]
+        )
+
     def forget_namespace(self, namespace: Namespace) -> None:
         """Drops the cohorts of a namespace that no longer exists; it must have no blocks."""
         index = namespace.index

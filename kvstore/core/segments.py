@@ -434,6 +434,13 @@ class SegmentBook:
         """Chooses the sealed segment to give up next, None where there is none; `since` from `live_since`."""
         return min(self.sealed, key=lambda s: (s.live_bytes(since), s.sequence), default=None)
 
+    def drop_free(self) -> Segment | None:
+        """Takes out a free segment, if there are too many and one is free; its room is the caller's to give back."""
+        found = next(iter(self._free.values()), None) if self.excess_count else None
+        if found is not None:
+            self.give_up(found)
+        return found
+
     def give_up(self, segment: Segment) -> bool:
         """Takes a segment as holding nothing any more; true if it has gone, since there were too many."""
         gone = self.excess_count > 0

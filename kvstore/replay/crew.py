@@ -89,7 +89,6 @@ def crew_at_work(
                     role=role,
                     number=number,
                     target=target,
-                    plan=plan,
                     pipe=theirs,
                     wait_ms=wait_ms,
                     turn_in=turn_in,
@@ -102,6 +101,8 @@ def crew_at_work(
                 processes.append(process)
                 pipes[role].append(ours)
         _close(end for pair in ring for end in pair)
+        for pipe in (pipe for group in pipes.values() for pipe in group):
+            _send_plan(pipe, plan)  # Once all of them are starting: each takes it when it has.
         yield Crew(pipes[Role.PREFILL], pipes[Role.DECODE])
     finally:
         _close(pipe for group in pipes.values() for pipe in group)
@@ -114,6 +115,13 @@ def _ring(count: int) -> list[tuple[Connection | None, Connection | None]]:
         return [(None, None)]
     pairs = [get_context("spawn").Pipe(duplex=False) for _ in range(count)]
     return [(pairs[i][0], pairs[(i + 1) % count][1]) for i in range(count)]
+
+
+def _send_plan(pipe: Connection, plan: Plan) -> None:
+    try:
+        pipe.send(plan)
+    except OSError:
+        raise WorkerDied("a worker ended before it began") from None
 
 
 def _send(pipe: Connection, index: int) -> None:

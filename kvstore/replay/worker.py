@@ -35,12 +35,14 @@ class Role(Enum):
 
 @dataclass(frozen=True, eq=False)
 class Post:
-    """All that a worker is told at its start. `turn_in` and `turn_out` join prefill workers where there are several."""
+    """What a worker is told at its start; its plan, which may be long, is the first that comes through the pipe.
+
+    `turn_in` and `turn_out` join prefill workers where there are several.
+    """
 
     role: Role
     number: int
     target: str
-    plan: Plan
     pipe: Connection
     wait_ms: int
     turn_in: Connection | None = None
@@ -54,10 +56,14 @@ def work(post: Post) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("kvstore_client").addHandler(logging.NullHandler())  # What fails is in the outcomes.
-    uvloop.run(_serve(post))
+    try:
+        plan = post.pipe.recv()
+    except (EOFError, OSError):  # The parent has ended before it began.
+        return
+    uvloop.run(_serve(post, plan))
 
 
-async def _serve(post: Post) -> None:
+async def _serve(post: Post, plan: Plan) -> None:
     options = ClientOptions(
         target=post.target,
         default_deadline_ms=CALL_DEADLINE_MS,
@@ -65,9 +71,12 @@ async def _serve(post: Post) -> None:
         tls=post.tls,
     )
     async with AsyncClient(options) as client:
-        serve = _handler(post, client)
+        serve = _handler(post, plan, client)
         inbox = Inbox(post.pipe)
-        post.pipe.send_bytes(READY)
+        try:
+            post.pipe.send_bytes(READY)
+        except OSError:
+            return
         tasks: set[asyncio.Task[None]] = set()
         while (index := await inbox.next()) is not None:
             task = asyncio.create_task(_answer(post.pipe, serve, index))
@@ -77,8 +86,8 @@ async def _serve(post: Post) -> None:
             task.cancel()
 
 
-def _handler(post: Post, client: AsyncClient) -> Callable[[int], Awaitable[Outcome]]:
-    plan, namespace = post.plan, client.namespace(post.plan.spec())
+def _handler(post: Post, plan: Plan, client: AsyncClient) -> Callable[[int], Awaitable[Outcome]]:
+    namespace = client.namespace(plan.spec())
     pool = BufferPool(part_bytes=plan.part_bytes, part_count=plan.longest_blocks)
     if post.role is Role.DECODE:
         return Decode(plan, namespace, pool=pool, wait_ms=post.wait_ms).run

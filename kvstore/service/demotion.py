@@ -61,6 +61,7 @@ class Demotion:
         self._described: dict[bytes, Described] = {}
         self._writing_bytes = 0
         self._done: deque[_Written] = deque()
+        self._flushing = False
         self._is_told = False  # That something is done.
         self._step_bytes = max(1, cleaner.window_bytes // _STEPS)
         self._pumped_at = 0
@@ -82,6 +83,8 @@ class Demotion:
     def pump(self) -> None:
         """Begins to write what is coldest and has no copy, as far as the queue has room."""
         self._pumped_at = self._records.granted_bytes
+        if self._flushing:  # It takes what is worth most first, and this what is worth least.
+            return
         warm = self._warm
         self._cleaner.budget.spend(warm.written_bytes + warm.queued_bytes, self._clocks.now())
         room = self._queue_bytes - self._writing_bytes
@@ -107,15 +110,20 @@ class Demotion:
         Ends in time whatever the disk does; then what is left is lost with the memory.
         """
         until = self._clocks.now() + timeout_s
-        before = self.counts["written_blocks"]
+        before = self.counts["written_blocks"] + self.counts["kept_blocks"]
         rows = deque(self._cleaner.order_for_flush(self._warm.lives))
+        self._flushing = True
         while (rows or self._writing_bytes) and not self._why_not() and self._clocks.now() < until:
             while rows and self._writing_bytes < self._queue_bytes:
-                self._write(rows.popleft())
+                row = rows.popleft()
+                if self._cleaner.is_dirty(row):  # It may have gone, or been filled anew.
+                    self._write(row)
+            if not self._writing_bytes:
+                continue
             self._came.clear()
             with suppress(asyncio.TimeoutError):
                 await within(max(0.0, until - self._clocks.now()), self._came.wait())
-        written = self.counts["written_blocks"] - before
+        written = self.counts["written_blocks"] + self.counts["kept_blocks"] - before
         return written, len(self._cleaner.order_for_flush(self._warm.lives))
 
     # -- one block -----------------------------------------------------------------------------------------------
@@ -242,7 +250,7 @@ class Demotion:
         reason = self._why_not() or ("behind" if is_whole else "incomplete")
         if reason == "behind" and cell.slot_units[row] * SLOT_UNIT_BYTES * cell.present[row] > self._most_bytes:
             reason = "too_large"
-        if reason == "behind" and self._cleaner.budget.is_low:
+        if reason == "behind" and self._cleaner.budget.left_for_once_bytes <= 0:
             reason = "budget"
         self.counts[f"dropped_{reason}_blocks"] += 1
         if reason == "budget":

@@ -202,6 +202,15 @@ class Promotion:
             return all(part.length == spec.part_bytes for part in at.parts)
         return all(part.length <= spec.part_bytes for part in at.parts)
 
+    def _is_settled(self, namespace: Namespace, key: bytes, now: float) -> bool:
+        """Whether a block is in memory, or being written there, whole: a Reserve that names it makes no part of it."""
+        row = namespace.blocks.get(key)
+        if row is None:
+            return False
+        cell, ttl_s = self._store.records.blocks.cell, namespace.rules.ttl_s
+        is_young = ttl_s is None or cell.created[row] + ttl_s > now
+        return is_young and cell.present[row] + cell.reserved[row] == namespace.parts_per_block
+
     def _reserve_group(self, fetch: Fetch, group: list[tuple[bytes, Located]], started: float) -> bool:
         """Reserves and begins to read; false if there was not room for all of it.
 
@@ -218,7 +227,7 @@ class Promotion:
         self.counts["vanished_blocks"] += len(group) - len(places)
         if not places:
             return True
-        keys = [key for key in fetch.chain if key in places or key in namespace.blocks]
+        keys = [key for key in fetch.chain if key in places or self._is_settled(namespace, key, now)]
         lengths = []
         if namespace.spec.kind is not Kind.KV:
             lengths = [places[key].parts[0].length if key in places else 0 for key in keys]
@@ -234,19 +243,26 @@ class Promotion:
         got = [key for i, key in enumerate(keys) if reserved.states[i * width] == _CREATED]
         self.counts["refused_blocks"] += len(places) - len(got)
         if reserved.lease is not None:
-            self._read(fetch, reserved.lease, [(key, places[key]) for key in got], started)
+            try:
+                self._read(fetch, reserved.lease, [(key, places[key]) for key in got], started)
+            except BaseException:
+                self._store.end_lease(self._session, reserved.lease, now)
+                self._settle()
+                raise
         return len(got) == len(places)
 
     def _read(self, fetch: Fetch, lease: WriteLease, blocks: list[tuple[bytes, Located]], started: float) -> None:
         """Hands blocks to the reading threads, as many at once as one is to read."""
         width, wall, now = fetch.namespace.parts_per_block, self._clocks.wall(), self._clocks.now()
         offsets, _, _ = self._store.part_views(lease.parts)
+        parts = lease.parts if isinstance(lease.parts, list) else lease.parts.tolist()
+        assert len(parts) == width * len(blocks), "slots for other parts than those of the blocks to be read"
         records, view = self._store.records, self._memory.view
         batch: list[tuple[bytes, Located, range]] = []
         size = 0
         for number, (key, at) in enumerate(blocks):
-            row = fetch.namespace.blocks[key]
-            records.blocks.cell.created[row] = now - (wall - at.created)
+            row = records.parts.cell.block[parts[number * width]]
+            records.blocks.cell.created[row] = now - (wall - at.created)  # Its life goes on where it was.
             batch.append((key, at, range(number * width, (number + 1) * width)))
             size += at.size_bytes
             if size < READ_BYTES and number + 1 < len(blocks):
@@ -319,7 +335,9 @@ class Promotion:
         self.counts["promoted_blocks"] += len(came)
         self.counts["vanished_blocks"] += len(landed) - len(came)  # Deleted meanwhile.
         for key, located, _ in came:
-            self._demotion.place(namespace.blocks[key], located)
+            row = namespace.blocks.get(key)
+            if row is not None:  # Its page may have gone to others in this moment.
+                self._demotion.place(row, located)
 
 
 def _leading(blocks: Iterable[tuple[bytes, Located]], most_bytes: int) -> tuple[list[tuple[bytes, Located]], int]:

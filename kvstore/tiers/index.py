@@ -285,10 +285,26 @@ class Index:
         self._db = None  # What could not be closed ends with the last reference to it.
 
     def _items(self, family: str, first: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        last = first
         try:
-            yield from self._families[family].items(from_key=first)
+            for item in self._families[family].items(from_key=first):
+                last = item[0]
+                yield item
+            self._check_end(family, last)
         except Exception as error:  # noqa: BLE001 - likewise
             raise IndexBroken(f"reading {family} failed: {error}") from None
+
+    def _check_end(self, family: str, last: bytes | None) -> None:
+        """Raises where what follows a key is damaged: looking through a family ends there without a word."""
+        at = self._families[family].iter()
+        if last is None:
+            at.seek_to_first()
+        else:
+            at.seek(last)
+            if at.valid():
+                at.next()
+        if not at.valid():
+            at.status()
 
 
 def _rows_of(size: int, items: list[tuple[bytes, bytes]]) -> IndexRows:

@@ -224,7 +224,10 @@ class _Work:
             self._load(found)
 
     def honour_capacity(self) -> None:
-        """Gives up segments beyond the capacity, first in the index and then on disk."""
+        """Gives up segments beyond the capacity, those that hold nothing first; in the index and then on disk."""
+        while (free := self._book.drop_free()) is not None:
+            self._disk.remove(name_of(free.number))
+            self._counts["segments_over_capacity"] += 1
         given_up: list[tuple[int, int]] = []
         while self._book.excess_count and (victim := self._book.victim(self._book.live_since())) is not None:
             given_up.append((victim.number, victim.sequence))

@@ -223,6 +223,8 @@ class WarmTier:
 
         def resize() -> None:
             self._book.resize(capacity_bytes)
+            while (free := self._book.drop_free()) is not None:
+                self._remove(free)
             while self._book.excess_count and self._give_up_one(rewrite=False):
                 pass
 
@@ -497,8 +499,7 @@ class WarmTier:
         gone = self._leave(victim)
         self._count("given_up_segments")
         if gone:
-            with self._watch.call():
-                self._disk.remove(name_of(victim.number))
+            self._remove(victim)
         self._forget_tombstones()
 
     def _blocks_of(self, segment: Segment) -> tuple[list[tuple[Described, bytes, Located]], bool]:
@@ -576,6 +577,10 @@ class WarmTier:
         Tells whether it has gone, and is not to be used again.
         """
         return self._lending.leave((segment.number, segment.sequence), lambda: self._book.give_up(segment))
+
+    def _remove(self, segment: Segment) -> None:
+        with self._watch.call():
+            self._disk.remove(name_of(segment.number))
 
     def _close_open(self) -> None:
         """Gives up the open segment: what lay in it is not found any more."""

@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
         lease_s=times,
         part=st.sampled_from([None, 0, 2]),
         length=lengths_of_values,
-        then=st.sampled_from(["nothing", "pin", "commit", "commit", "commit"]),
+        then=st.sampled_from(["nothing", "pin", "commit", "commit", "write"]),
     )
     def reserve(
         self, name: str, chain: list[int], who: int, lease_s: float, part: int | None, length: int, then: str
@@ -141,9 +141,11 @@ class StoreMachine(RuleBasedStateMachine):
         if reserved.lease is not None:
             self._adopt(space, reserved, asked, rows, parts=parts, lengths=lengths, who=who, old=old)
         self._evicted()
-        if then == "commit" and reserved.lease is not None:
+        if then in ("commit", "write") and reserved.lease is not None:
             self._land(self.writes[reserved.lease.id], 1.0)
             self._commit(reserved.lease.id, 1.0)
+            if then == "write":
+                self._begin_writing(space, asked)
         elif then == "pin" and reserved.lease is not None:
             self._pin(reserved.lease.id)
 
@@ -297,11 +299,13 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(LeaseExpired):
                 self.clients[held.owner].commit(held.lease)
 
-    @rule(name=spaces, chain=chains)
-    def begin_writing(self, name: str, chain: list[int]) -> None:
+    @rule()
+    @precondition(lambda self: any(space.blocks for space in self.spaces.values()))
+    def begin_writing(self) -> None:
         """Whole blocks go to disk; who looks at the shard sees nothing of it."""
         before = (self.store.gauges(), self._orders())
-        self._begin_writing(self.spaces[name], [key(i) for i in chain])
+        for space in self.spaces.values():
+            self._begin_writing(space, list(space.blocks))
         assert (self.store.gauges(), self._orders()) == before
 
     def _begin_writing(self, space: NaiveNamespace, chain: list[bytes]) -> None:

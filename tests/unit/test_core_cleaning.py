@@ -299,23 +299,23 @@ def test_the_probe_s_blocks_are_never_written() -> None:
 def test_without_a_budget_nothing_is_ever_low() -> None:
     budget = WriteBudget(None, 0.0)
     budget.spend(1 << 60, 1.0)
-    assert (budget.left_bytes, budget.is_low) == (float("inf"), False)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (float("inf"), float("inf"))
 
 
 def test_a_budget_is_spent_by_whoever_writes_and_fills_with_time() -> None:
     budget, most = WriteBudget(1000, 100.0), int(1000 * SAVED_S)
-    assert (budget.left_bytes, budget.is_low) == (most, False)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (most, most // 2)
     budget.spend(most // 2, 100.0)
     budget.spend(most // 2, 100.0)
-    assert (budget.left_bytes, budget.is_low) == (most // 2, False), "a count of all, not of what was added"
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (most // 2, 0), "a count of all, not of what was added"
     budget.spend(most // 2 + 1, 100.0)
-    assert budget.is_low
+    assert budget.left_for_once_bytes == 0
     budget.spend(most // 2 + 1, 101.0)
-    assert (budget.left_bytes, budget.is_low) == (most // 2 + 999, False)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (most // 2 + 999, 999)
     budget.spend(most // 2 + 1, 1e6)
     assert budget.left_bytes == most, "no more can be saved up"
     budget.spend(most // 2 + 1 + most + 3000, 1e6)
-    assert (budget.left_bytes, budget.is_low) == (0, True), "what others wrote beyond it"
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (0, 0), "what others wrote beyond it"
     budget.spend(most // 2 + 1 + most + 3000, 1e6 + 2.5)
     assert budget.left_bytes == 0, "is made up for first"
     budget.spend(most // 2 + 1 + most + 3000, 1e6 + 4.0)
@@ -330,7 +330,9 @@ def test_a_budget_lets_everything_pass_then_what_was_asked_for_again_then_nothin
     most = 64 * SLOT
     cleaner = _cleaner(shard, share=1.0, budget_bytes=int(most / SAVED_S) + 1)
     cleaner.budget.spend(most // 4, shard.now)
-    assert len(cleaner.choose(ALL_BYTES, _lives())) == 48, "as much as is left"
+    chosen = _keys(shard, cleaner.choose(ALL_BYTES, _lives()))
+    assert len(chosen) == 21, "half of what can be saved up is kept for those that were asked for again"
+    assert set(keys(100, 104)) <= set(chosen)
     cleaner.budget.spend(most // 2 + SLOT, shard.now)
     assert set(_keys(shard, cleaner.choose(ALL_BYTES, _lives()))) == set(keys(100, 104))
     cleaner.budget.spend(most - SLOT, shard.now)
@@ -338,7 +340,7 @@ def test_a_budget_lets_everything_pass_then_what_was_asked_for_again_then_nothin
     cleaner.budget.spend(2 * most, shard.now)
     assert cleaner.choose(ALL_BYTES, _lives()) == []
     cleaner.budget.spend(2 * most, shard.now + 100 * SAVED_S)
-    assert len(cleaner.choose(ALL_BYTES, _lives())) == 64
+    assert len(cleaner.choose(ALL_BYTES, _lives())) == 37, "half of it, and those that were asked for again"
 
 
 @pytest.mark.parametrize(("gap_s", "count"), [(0.05, 0), (0.2, 1)])

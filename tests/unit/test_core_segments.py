@@ -99,6 +99,20 @@ def test_fewer_segments_are_allowed_than_there_are() -> None:
     assert made.capacity_count == 2
 
 
+def test_of_too_many_segments_those_that_are_free_go_first() -> None:
+    made = book(5)
+    segments = [filled(made, float(i)) for i in range(5)]
+    assert made.drop_free() is None
+    made.give_up(segments[1])
+    made.give_up(segments[3])
+    assert made.drop_free() is None, "there are not too many"
+    made.resize(4 * RULES.segment_bytes)
+    assert made.drop_free() is segments[1]
+    assert (made.drop_free(), len(made), made.count(SegmentState.FREE)) == (None, 4, 1)
+    made.resize(2 * RULES.segment_bytes)
+    assert (made.drop_free(), made.drop_free(), made.excess_count) == (segments[3], None, 1)
+
+
 def test_a_block_is_found_by_where_it_begins() -> None:
     segment = Segment(0)
     for i in range(1000):

@@ -221,6 +221,24 @@ def test_a_database_that_is_damaged_says_so(path: Path, what: str) -> None:
         Index(path, cache_bytes=CACHE)
 
 
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_looking_through_a_damaged_table_says_so(path: Path, at: float) -> None:
+    index = Index(path, cache_bytes=CACHE)
+    filled(index, 1000)
+    index._families["blocks"].flush()
+    index.close()
+    table = max(path.glob("*.sst"), key=lambda p: p.stat().st_size)
+    content = bytearray(table.read_bytes())
+    content[int(at * len(content)) : int(at * len(content)) + 32] = bytes(32)
+    table.write_bytes(content)
+    index = Index(path, cache_bytes=CACHE)
+    with pytest.raises(IndexBroken, match="Corruption"):
+        list(index.blocks())
+    with pytest.raises(IndexBroken, match="Corruption"):
+        list(index.rows())
+    index.close()
+
+
 def test_a_folder_that_is_no_database_says_so(path: Path) -> None:
     path.write_bytes(b"a file")
     with pytest.raises(IndexBroken, match=str(path)):

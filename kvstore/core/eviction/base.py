@@ -51,6 +51,10 @@ class EvictionPolicy(Protocol):
     def peek(self, count: int) -> Ids:
         """Returns up to `count` blocks that would go next, without removing any."""
 
+    def order(self) -> Ids:
+        """Returns all blocks, the one that would go next first, those that are held in their places, parked ones left
+        out. Costs the number stored: for the end of a shard's life."""
+
     def unpark(self, blocks: Ids, now: float) -> None:
         """Says that the holds on these blocks, given tail first, ended; those that were parked can go again."""
 
@@ -141,10 +145,19 @@ class BlockQueue:
         return np.concatenate(found) if found else np.empty(0, np.int32)
 
     def peek(self, count: int, holds: Ids) -> Ids:
-        """Returns up to `count` of the oldest blocks without a hold, looking at no more than 4 x count entries."""
+        """Returns up to `count` of the oldest blocks without a hold, looking at no more than 4 x count entries from the
+        oldest block on."""
+        self._skip_stale()
         chunk, live = self._chunk(self._head, 2 * count)
         free: Ids = chunk[live & (holds[chunk] == 0)][:count]
         return free
+
+    def order(self) -> Ids:
+        """Returns all blocks, the oldest first."""
+        entries = self._log[self._head : self._tail]
+        live: Flags = self._place[entries] == np.arange(self._base + self._head, self._base + self._tail)
+        found: Ids = entries[live]
+        return found
 
     def take_while_older(self, limit: float, times: Floats, most: int) -> Ids:
         """Removes and returns the leading blocks whose `times` are at or before `limit`, about `most` of them."""
@@ -169,6 +182,16 @@ class BlockQueue:
         if len(parked):
             self.append(parked)
         return parked
+
+    def _skip_stale(self) -> None:
+        """Drops stale entries before the oldest block."""
+        while self._head < self._tail:
+            _, live = self._chunk(self._head, 64)
+            first = int(np.argmax(live))
+            if live[first]:
+                self._head += first
+                return
+            self._head += len(live)
 
     def _chunk(self, start: int, count: int) -> tuple[Ids, Flags]:
         """Returns the next entries and which of them are live."""

@@ -42,6 +42,9 @@ class TailFirstLru:
     def peek(self, count: int) -> Ids:
         return self._queue.peek(count, self._columns.holds)
 
+    def order(self) -> Ids:
+        return self._queue.order()
+
     def unpark(self, blocks: Ids, now: float) -> None:
         parked = self._queue.unpark(blocks)
         self._columns.touched[parked] = now  # They stand at the young end, and times follow the order.
