@@ -39,7 +39,7 @@ from kvstore.tiers.sealing import Keyring, WrongKey
 from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Header, Layout, blocks_of
 from kvstore.tiers.tombstones import WHOLE, Tombstone, Tombstones
 from kvstore.tiers.watch import Watch
-from kvstore.tiers.writer import BlockOut, SegmentWriter
+from kvstore.tiers.writer import BlockOut, Placed, SegmentWriter
 
 _LOG = logging.getLogger("kvstore.warm")
 BATCH_BYTES = 8 << 20  # Written in one piece.
@@ -49,6 +49,7 @@ _FIND_KEYS = 1000  # In one look-up of the thread that writes.
 _FEW_TOMBSTONES = 10_000  # Kept without a thought of the segments that they speak of.
 _FOR_EVER = float("inf")
 _DAMAGE = (BadSegment, WrongKey)
+_CLOSED: Exception | None = OSError(errno.EBADF, "the tier was closed before")
 _FAULTS = (OSError, IndexBroken, *_DAMAGE)
 _T = TypeVar("_T")
 
@@ -125,6 +126,8 @@ class WarmTier:
         self._lending = Lending(disk, book.get, store_id=store_id, keyring=keyring)
         self._open: tuple[Segment, SegmentWriter] | None = None
         self._pool = DaemonPool(self.settings.readers, "kvstore-warm-read")
+        self._writes = DaemonPool(1, "kvstore-warm-io")
+        self._under_way: deque[_Begun] = deque()  # In the order they were begun; at most two.
         self._writer = threading.Thread(target=self._write_all, name="kvstore-warm-write", daemon=True)
         self._writer.start()
 
@@ -309,6 +312,7 @@ class WarmTier:
 
     def _give_back(self) -> None:
         self._writer.join()
+        self._writes.close()
         self._pool.close()
         self._lending.close()
         self._index.close()
@@ -329,6 +333,8 @@ class WarmTier:
 
     def _write_all(self) -> None:
         while True:
+            if not self._queue:
+                self._take_in()
             with self._lock:
                 while not (self._queue or self._closing or self._notes):
                     self._lock.wait(_NOTES_EVERY_S)
@@ -341,6 +347,7 @@ class WarmTier:
             elif isinstance(errand, _Errand):
                 self._run(errand)
             self._take_notes()
+        self._take_in()
         with suppress(*_FAULTS):
             self._seal()
         self._close_open()
@@ -363,32 +370,71 @@ class WarmTier:
             self._book.touch(*life, start, touched)
 
     def _write_batch(self, batch: list[_Block]) -> None:
-        left = [item.block for item in batch]
-        placed: list[Located] = []
+        """Begins to write a batch; what was begun before it is taken in meanwhile, so that the disk never waits."""
+        left = batch
         try:
             while left and self.fault is None:
-                more = self._place(left)
-                placed += more
-                left = left[len(more) :]
+                segment, writer = self._open or self._begin()
+                placed, write = writer.place([item.block for item in left])
+                written = self._writes.submit(self._watched(write), otherwise=_CLOSED)
+                begun = _Begun(segment, writer, left[: len(placed)], placed, written)
+                left = left[len(placed) :]
+                self._under_way.append(begun)
+                self._take_in(most_left=1)
                 if left:
                     self._seal()
         except Exception as error:  # noqa: BLE001 - whoever asked is told; the thread must live
             self._failed(error)
+        self._resolve(left, [])
+
+    def _watched(self, write: Callable[[], object]) -> Callable[[], Exception | None]:
+        def run() -> Exception | None:
+            try:
+                with self._watch.call():
+                    write()
+            except OSError as error:
+                return error
+            return None
+
+        return run
+
+    def _take_in(self, *, most_left: int = 0) -> None:
+        """Waits until no more than so many writes are under way, and makes known what they wrote.
+
+        Of a segment that a write failed in nothing counts.
+        """
+        while len(self._under_way) > most_left:
+            begun = self._under_way.popleft()
+            error = begun.written.result()
+            if error is not None:
+                begun.writer.failed = True
+                self._failed(error)
+            found = [] if self.fault is not None else self._noted(begun.segment, begun.placed)
+            self._resolve(begun.items, found)
+
+    def _resolve(self, items: list[_Block], found: list[Located]) -> None:
+        """Tells who asked for blocks where they lie; those beyond what was found were not written."""
+        if not items:
+            return
         with self._lock:
-            self._queued_bytes -= sum(item.size_bytes for item in batch)
-            self.counts["written_blocks"] += len(placed)
-            self.counts["failed_blocks"] += len(batch) - len(placed)
-        for item, located in zip_longest(batch, placed):
+            self._queued_bytes -= sum(item.size_bytes for item in items)
+            self.counts["written_blocks"] += len(found)
+            self.counts["failed_blocks"] += len(items) - len(found)
+        for item, located in zip_longest(items, found):
             item.future.set_result(located)
 
-    def _place(self, blocks: list[BlockOut], *, touched: float | None = None) -> list[Located]:
-        """Writes leading blocks to the open segment, begun where there is none; returns where they lie.
+    def _place(self, blocks: list[BlockOut], *, touched: float) -> list[Located]:
+        """Writes leading blocks again to the open segment, begun where there is none; returns where they lie.
 
-        `touched`: they were on disk before, and were last used then. Raises OSError and IndexBroken.
+        `touched`: when they were last used. Raises OSError and IndexBroken.
         """
         segment, writer = self._open or self._begin()
         with self._watch.call():
             placed = writer.write(blocks)
+        return self._noted(segment, placed, touched=touched)
+
+    def _noted(self, segment: Segment, placed: list[Placed], *, touched: float | None = None) -> list[Located]:
+        """Notes where blocks lie that have been written, `touched`: again."""
         now = self._clocks.now() if touched is None else touched
         found = []
         for one in placed:
@@ -439,9 +485,12 @@ class WarmTier:
 
     def _seal(self) -> None:
         """Makes the open segment durable, and its blocks known to the index. Raises OSError and IndexBroken."""
+        self._take_in()
         if self._open is None:
             return
         segment, writer = self._open
+        if writer.failed:
+            raise OSError(errno.EIO, "a write to the segment failed before")
         if writer.layout.is_empty:
             return
         with self._watch.call():
@@ -819,6 +868,7 @@ class WarmTier:
         return item.future
 
     def _run(self, errand: _Errand) -> None:
+        self._take_in()
         try:
             result = errand.work()
         except BaseException as error:  # noqa: BLE001 - whoever asked is told; the thread must live
@@ -838,6 +888,16 @@ class WarmTier:
     def _count(self, name: str, count: int = 1) -> None:
         with self._lock:
             self.counts[name] += count
+
+
+class _Begun(NamedTuple):
+    """A write that is under way: of which blocks, and what comes of it."""
+
+    segment: Segment
+    writer: SegmentWriter
+    items: list[_Block]
+    placed: list[Placed]
+    written: Future[Exception | None]
 
 
 class _Block:

@@ -7,7 +7,7 @@ the segment is sealed.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstore.tiers.device import Device, Disk, aligned, read_bytes, write_bytes
@@ -54,6 +54,7 @@ class SegmentWriter:
     def __init__(self, device: Device, header: Header, key: SegmentKey | None = None) -> None:
         self.device, self.header, self.key = device, header, key
         self.layout = Layout(header.size_bytes)
+        self.failed = False  # A write of it has: nothing of it is to count.
         self._bounce = _Bounce(device) if key is not None else None
 
     @staticmethod
@@ -88,8 +89,17 @@ class SegmentWriter:
 
         After an error nothing of the segment may be used: close it and begin another life.
         """
+        placed, write = self.place(blocks)
+        write()
+        return placed
+
+    def place(self, blocks: Sequence[BlockOut]) -> tuple[list[Placed], Callable[[], object]]:
+        """Gives leading blocks their places, as many as fit; returns these, and what writes them and raises OSError.
+
+        That may be called while others are placed and written. What is to be sealed is written here and now.
+        """
         if self.key is not None and self._bounce is not None:
-            return self._write_sealed(blocks, self.key, self._bounce)
+            return self._write_sealed(blocks, self.key, self._bounce), _nothing
         placed: list[Placed] = []
         start = self.layout.end_bytes
         pieces: list[memoryview] = []
@@ -98,9 +108,7 @@ class SegmentWriter:
                 break
             placed.append(Placed(block, self._place(block)))
             pieces.extend(piece for piece in block.pieces if len(piece))
-        if pieces:
-            self.device.write(start, pieces)
-        return placed
+        return placed, (lambda: self.device.write(start, pieces)) if pieces else _nothing
 
     def seal(self, sealed_ns: int) -> None:
         """Makes all of it durable, the footer last. Raises OSError. The device stays open."""
@@ -144,6 +152,10 @@ class SegmentWriter:
             expires=block.expires,
             tags=block.tags,
         )
+
+
+def _nothing() -> None:
+    """Writes what is written already."""
 
 
 class _Bounce:

@@ -56,9 +56,10 @@ def work(target: str, record: Record, keys: list[bytes], seed: int, stop: thread
             some = keys[at : at + CALL]
             dice = rng.random()
             if dice < 0.5:
+                some = [k for k in some if k not in record.deleted or rng.random() < 0.1]
                 record.deleted.difference_update(some)  # Whatever becomes of the call, they may be there.
                 namespace.put(some, [part_of(k, part) for k in some for part in (0, 1)])
-            elif dice < 0.97:
+            elif dice < 0.95:
                 rooms = [bytearray(PART_BYTES) for _ in range(2 * CALL)]
                 gone = record.deleted.intersection(some)
                 got = namespace.get(some, into=rooms, wait_ms=2000)

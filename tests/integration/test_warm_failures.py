@@ -19,8 +19,8 @@ from kvstore_wire.errors import InvalidArgument
 from kvstore_wire.namespace import NamespaceSpec
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_warm_restart import ask_stats, bytes_on_disk, found, found_on_disk, put, serving, stop
-from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, WarmShard, chain, flags, value, warm_shard
 from tests.integration.transport_scene import until
+from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, WarmShard, chain, flags, value, warm_shard
 from tests.shards import key, kv_spec, opaque_spec
 
 SEGMENT_BYTES = 4 << 20
@@ -207,6 +207,19 @@ def test_a_clean_stop_keeps_blocks_that_do_not_fill_the_queue_evenly(tmp_path: P
         stop(process)
     with serving(tmp_path) as (process, client):
         assert parts_found(client, spec, keys) == len(keys)
+
+
+def test_a_clean_stop_keeps_the_heads_where_the_disk_is_smaller_than_memory(tmp_path: Path) -> None:
+    keys = chain(1, 400)
+    with serving(tmp_path, hot__capacity="128MiB", warm__capacity="64MiB") as (process, client):
+        namespace = client.namespace(SPEC)
+        for at in range(0, len(keys), 8):
+            assert namespace.put(keys[at : at + 8], [value(k) for k in keys[at : at + 8]]).ok
+        for at in reversed(range(0, len(keys), 8)):  # The heads were used last.
+            namespace.get(keys[at : at + 8], into=[bytearray(PART_BYTES) for _ in range(8)], wait_ms=0)
+        stop(process)
+    with serving(tmp_path, hot__capacity="128MiB", warm__capacity="64MiB") as (process, client):
+        assert client.namespace(SPEC).match(keys).prefix_blocks > 100
 
 
 def test_a_stop_with_nothing_that_can_be_written_does_not_wait(tmp_path: Path) -> None:
@@ -480,6 +493,19 @@ def test_a_block_of_which_some_parts_are_in_memory_does_not_shift_what_comes_fro
         for k in (keys[0], keys[3]):  # One of several writers of a block stores its parts again.
             parts = [part_of(k, part, spec.part_bytes) for part in again]
             assert warm.client.namespace(spec).put([k], parts, parts=again).ok
+        parts_found(warm.client, spec, keys)  # Compares what comes.
+        parts_found(warm.client, spec, keys[1:])
+        assert parts_found(warm.client, spec, keys[1:3]) == 2
+
+
+def test_no_more_is_promised_of_a_block_in_both_tiers_than_is_read(tmp_path: Path) -> None:
+    spec = kv_spec("two", part_bytes=PART_BYTES // 2, layer_groups=2)
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 4)
+        put_parts(warm.client, spec, keys)
+        warm.until_written()
+        warm.fill(2)
+        assert warm.client.namespace(spec).put(keys[:1], [part_of(keys[0], 0, spec.part_bytes)], parts=(0,)).ok
         promised = warm.client.namespace(spec).match(keys).prefix_blocks
         assert parts_found(warm.client, spec, keys) == promised
 
