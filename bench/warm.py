@@ -185,7 +185,7 @@ def _wear(plan: Plan, share: float) -> list[Row]:
             for first in range(0, plan.wear_blocks, WEAR_STEP):
                 places += write_all(tier, [slots.block(slot, first + slot) for slot in range(WEAR_STEP)])
                 for place in draw.choices(places[-held:], k=TOUCHED_A_STEP):
-                    tier.note_used(place.life, place.start, time.monotonic())
+                    tier.note(place.life, place.start, time.monotonic(), used=True)
             tier.flush().result(WAIT_S)
             again, given_up = tier.counts["rewritten_blocks"], tier.counts["given_up_segments"]
         all_bytes = process_written_bytes() - before

@@ -402,7 +402,7 @@ class WarmConfig:
     )
     clean_share: float = field(
         metadata=_option(
-            Ratio(low=0.0, high=1.0),
+            Ratio(low=0.01, high=1.0),
             default="0.5",
             doc="share of hot.capacity, the coldest, that is written ahead of time, so that evicting it waits for no "
             "disk",

@@ -131,21 +131,22 @@ class Cleaner:
     def is_ahead(self, namespace: Namespace, slot_bytes: int, blocks: int) -> bool:
         """Whether so many blocks of a namespace could be evicted now without losing one that has no copy."""
         arena = self._records.arena
-        if arena.free_page_count * arena.page_bytes >= blocks * slot_bytes * namespace.parts_per_block:
+        need_bytes, limit = blocks * slot_bytes * namespace.parts_per_block, namespace.rules.max_bytes
+        is_within = limit is None or namespace.hot_bytes + need_bytes <= limit
+        if is_within and arena.free_page_count * arena.page_bytes >= need_bytes:
             return True
         rows = self._records.cohort(namespace, slot_bytes).peek(min(blocks, MOST_ROWS))
         columns = self._records.blocks
         return not bool(((columns.disk_sequence[rows] == 0) & (columns.present[rows] > 0)).any())
 
-    def order_for_flush(self, lives: Longs) -> list[int]:
-        """Returns all blocks without a copy, those that would be evicted last first: heads before tails."""
+    def order_for_flush(self) -> list[int]:
+        """Returns all blocks, what is worth most first: those touched last, and of a chain its head before its tail."""
         found: list[Ids] = []
         for cohorts in self._records.cohorts.values():
             for index, policy in cohorts.items():
                 namespace = self._records.namespaces[index]
-                if not namespace.rules.spare:
-                    rows = policy.order()[::-1]
-                    found.append(rows[self._is_dirty(rows, namespace, lives)])
+                if not (namespace.rules.spare or namespace.is_being_purged):
+                    found.append(policy.order()[::-1])
         rows = np.concatenate(found) if found else np.empty(0, np.int32)
         order: list[int] = rows[np.argsort(-self._records.blocks.touched[rows], kind="stable")].tolist()
         return order

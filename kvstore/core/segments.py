@@ -7,6 +7,8 @@ Rules
 - No more segments exist than the capacity allows; one is given up before another is made.
 - One thread changes the book and its segments. Others may look at them without a lock: a row's last cells to be written
   are `fingerprint` and `alive`, and columns are replaced all at once.
+- What is in memory too is not lost with its segment, but would have to be written again when it leaves memory: it is
+  live, and is not written again before.
 - A block is *live* while it was touched more recently than blocks of `live_share` of all bytes stored: what an LRU of
   that size would keep. Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live
   blocks that were used since they came to disk are written again, the most recently touched first, as long as that
@@ -31,6 +33,7 @@ from kvstore.core.arena import SLOT_UNIT_BYTES as UNIT_BYTES
 from kvstore.core.columns import Flags, Floats, Ids, Longs, Words
 
 _FIRST_ROWS = 64
+MOST_LOOKED_AT, FEW = 512, 16  # Segments, for each that is given up: some 5 ms.
 _MOST_SAMPLES = 1 << 16  # Of all blocks, for the time that parts the live from the others: right to half a percent.
 
 
@@ -44,13 +47,14 @@ class SegmentState(IntEnum):
 class RowCells:
     """The columns of a segment's blocks, row by row."""
 
-    __slots__ = ("alive", "expires", "fingerprint", "size", "start", "touched", "used")
+    __slots__ = ("alive", "expires", "fingerprint", "hot", "size", "start", "touched", "used")
 
     def __init__(self, rows: Rows) -> None:
         self.start = rows.start.data
         self.size = rows.size.data
         self.fingerprint = rows.fingerprint.data
         self.used = rows.used.data.cast("B").cast("?")
+        self.hot = rows.hot.data.cast("B").cast("?")
         self.alive = rows.alive.data.cast("B").cast("?")
         self.touched = rows.touched.data.cast("B").cast("d")
         self.expires = rows.expires.data.cast("B").cast("d")
@@ -60,7 +64,7 @@ class Rows:
     """The columns of a segment's blocks: one row a block, the first `count` in use. Never made longer: a segment takes
     others, so that who reads without a lock has all columns of one length."""
 
-    __slots__ = ("alive", "cell", "count", "expires", "fingerprint", "size", "start", "touched", "used")
+    __slots__ = ("alive", "cell", "count", "expires", "fingerprint", "hot", "size", "start", "touched", "used")
 
     def __init__(self, length: int) -> None:
         self.count, length = 0, max(1, length)  # What is empty has no cells.
@@ -70,6 +74,7 @@ class Rows:
         self.touched: Floats = np.zeros(length, np.float64)
         self.expires: Floats = np.zeros(length, np.float64)  # 0 = never.
         self.used: Flags = np.zeros(length, np.bool_)  # Touched since it came to disk.
+        self.hot: Flags = np.zeros(length, np.bool_)  # In memory too, and not lost with this copy.
         self.alive: Flags = np.zeros(length, np.bool_)  # In the index, with this place.
         self.cell = RowCells(self)
 
@@ -96,7 +101,7 @@ class Rows:
     def copied(self, length: int) -> Rows:
         """Returns the rows in use in columns of another length."""
         made, n = Rows(length), self.count
-        for name in ("start", "size", "fingerprint", "touched", "expires", "used", "alive"):
+        for name in ("start", "size", "fingerprint", "touched", "expires", "used", "hot", "alive"):
             getattr(made, name)[:n] = getattr(self, name)[:n]
         made.count = n
         return made
@@ -159,10 +164,14 @@ class Segment:
         touched: float,
         *,
         used: bool = False,
+        hot: bool = False,
         fingerprint: int = 0,
         expires: float = 0.0,
     ) -> int:
-        """Adds a block behind all others; returns its row. `used`: it comes from another segment, where it was."""
+        """Adds a block behind all others; returns its row.
+
+        `used`: it comes from another segment, where it was. `hot`: it is in memory still.
+        """
         rows = self.rows
         row = rows.count
         if row == len(rows):
@@ -172,7 +181,7 @@ class Segment:
         if expires:
             self._stored.expires[self.number] = cell.expires
         cell.start[row], cell.size[row] = start // UNIT_BYTES, -(-size_bytes // UNIT_BYTES)
-        cell.touched[row], cell.expires[row], cell.used[row] = touched, expires, used
+        cell.touched[row], cell.expires[row], cell.used[row], cell.hot[row] = touched, expires, used, hot
         cell.fingerprint[row] = fingerprint
         cell.alive[row] = True
         rows.count = row + 1
@@ -208,14 +217,14 @@ class Segment:
         return int(self.rows.cell.start[row]) * UNIT_BYTES
 
     def live_bytes(self, since: float) -> int:
-        """Bytes of blocks that are there and were touched at `since` or later."""
+        """Bytes of blocks that are there, and in memory too or touched at `since` or later."""
         rows = self.rows
         return int(rows.size[: rows.count][self._live(since)].sum(dtype=np.int64)) * UNIT_BYTES
 
     def worth_rewriting(self, since: float) -> list[int]:
         """Rows of those blocks that were used, the most recently touched first."""
         rows = self.rows
-        found = np.flatnonzero(self._live(since) & rows.used[: rows.count])
+        found = np.flatnonzero(self._live(since) & rows.used[: rows.count] & ~rows.hot[: rows.count])
         order: list[int] = found[np.argsort(-rows.touched[found], kind="stable")].tolist()
         return order
 
@@ -227,7 +236,8 @@ class Segment:
 
     def _live(self, since: float) -> Flags:
         rows = self.rows
-        live: Flags = rows.alive[: rows.count] & (rows.touched[: rows.count] >= since)
+        n = rows.count
+        live: Flags = rows.alive[:n] & (rows.hot[:n] | (rows.touched[:n] >= since))
         return live
 
     def _count(self, blocks: int, size_bytes: int) -> None:
@@ -258,6 +268,8 @@ class SegmentBook:
         self.resize(capacity_bytes)
         self.stored = Stored()
         self._segments: dict[int, Segment] = {}
+        self._scores: dict[int, int] = {}  # By sequence number: live bytes, when a segment was last looked at.
+        self._looked_at = 0
         self._free: dict[int, Segment] = {}  # Of these, those that can be begun; the first to be is the first.
         self._counts = dict.fromkeys(SegmentState, 0)
         self.lives: Longs = np.zeros(_FIRST_ROWS, np.int64)
@@ -354,13 +366,17 @@ class SegmentBook:
         segment = self.get(number, sequence)
         return segment is not None and segment.row_at(start) is not None
 
-    def touch(self, number: int, sequence: int, start: int, now: float) -> None:
-        """Notes that a block was used; one that has gone is ignored."""
+    def touch(
+        self, number: int, sequence: int, start: int, now: float, *, used: bool = True, hot: bool = False
+    ) -> None:
+        """Notes when a block was touched, whether it was `used` since it came to disk, and whether it is in memory now;
+        one that has gone is ignored."""
         segment = self.get(number, sequence)
         row = None if segment is None else segment.row_at(start)
         if segment is not None and row is not None:
             cell = segment.rows.cell
-            cell.touched[row], cell.used[row] = max(now, cell.touched[row]), True
+            cell.touched[row], cell.used[row] = max(now, cell.touched[row]), used or cell.used[row]
+            cell.hot[row] = hot
 
     def drop(self, number: int, sequence: int, start: int) -> bool:
         """Notes that the index has a block no more; false, and ignored, if it has gone."""
@@ -423,7 +439,9 @@ class SegmentBook:
         alive = np.concatenate([rows.alive[p] for rows, p in picked] or [none])
         if not alive.any():
             return float("-inf")
+        hot = np.concatenate([rows.hot[p] for rows, p in picked])[alive]
         touched = np.concatenate([rows.touched[p] for rows, p in picked])[alive]
+        touched[hot] = float("inf")  # When they were last touched is known once they leave memory.
         sizes = np.concatenate([rows.size[p] for rows, p in picked])[alive]
         order = np.argsort(-touched, kind="stable")
         kept = np.cumsum(sizes[order], dtype=np.int64)
@@ -431,8 +449,24 @@ class SegmentBook:
         return float(touched[order[min(last, len(order) - 1)]])
 
     def victim(self, since: float) -> Segment | None:
-        """Chooses the sealed segment to give up next, None where there is none; `since` from `live_since`."""
-        return min(self.sealed, key=lambda s: (s.live_bytes(since), s.sequence), default=None)
+        """Chooses the sealed segment to give up next, None where there is none; `since` from `live_since`.
+
+        Of many segments only some are looked at anew, in turn, and those that had least when they were.
+        """
+        sealed = self.sealed
+        known = {s.sequence: self._scores.get(s.sequence) for s in sealed}
+        turn = self._looked_at % max(1, len(sealed))
+        anew = sealed[turn : turn + MOST_LOOKED_AT]
+        self._looked_at = turn + len(anew)
+        for segment in anew:
+            known[segment.sequence] = segment.live_bytes(since)
+        best = sorted(
+            (s for s in sealed if known[s.sequence] is not None), key=lambda s: (known[s.sequence], s.sequence)
+        )
+        for segment in best[:FEW]:
+            known[segment.sequence] = segment.live_bytes(since)
+        self._scores = {sequence: score for sequence, score in known.items() if score is not None}
+        return min(best[:FEW], key=lambda s: (self._scores[s.sequence], s.sequence), default=None)
 
     def drop_free(self) -> Segment | None:
         """Takes out a free segment, if there are too many and one is free; its room is the caller's to give back."""

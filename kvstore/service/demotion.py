@@ -111,20 +111,48 @@ class Demotion:
         """
         until = self._clocks.now() + timeout_s
         before = self.counts["written_blocks"] + self.counts["kept_blocks"]
-        rows = deque(self._cleaner.order_for_flush(self._warm.lives))
+        rows = self._worth_a_flush()
         self._flushing = True
         while (rows or self._writing_bytes) and not self._why_not() and self._clocks.now() < until:
-            while rows and self._writing_bytes < self._queue_bytes:
-                row = rows.popleft()
-                if self._cleaner.is_dirty(row):  # It may have gone, or been filled anew.
-                    self._write(row)
+            self._write_leading(rows)
             if not self._writing_bytes:
                 continue
             self._came.clear()
             with suppress(asyncio.TimeoutError):
                 await within(max(0.0, until - self._clocks.now()), self._came.wait())
         written = self.counts["written_blocks"] + self.counts["kept_blocks"] - before
-        return written, len(self._cleaner.order_for_flush(self._warm.lives))
+        return written, sum(self._cleaner.is_dirty(row) for row in self._cleaner.order_for_flush())
+
+    def _worth_a_flush(self) -> deque[int]:
+        """Returns the blocks to be written, as many as the disk has room for beside those of more worth that it has.
+
+        Tells the tier when each of these was touched, so that it gives up others.
+        """
+        cell, lives = self._records.blocks.cell, self._warm.lives
+        room = self._warm.gauges()["capacity_bytes"] - 2 * self._most_bytes
+        found: deque[int] = deque()
+        for row in self._cleaner.order_for_flush():
+            sequence, segment = cell.disk_sequence[row], cell.disk_segment[row]
+            if sequence and lives[segment] != sequence:
+                sequence = cell.disk_sequence[row] = 0
+            if sequence:
+                self._warm.note((segment, sequence), cell.disk_start[row], cell.touched[row], used=True)
+            room -= self._size(row)
+            if room >= 0 and not sequence:
+                found.append(row)
+        return found
+
+    def _write_leading(self, rows: deque[int]) -> None:
+        """Begins to write rows as long as the queue has room for them; one at least, where nothing is on its way."""
+        while rows and (not self._writing_bytes or self._writing_bytes + self._size(rows[0]) <= self._queue_bytes):
+            row = rows.popleft()
+            if self._cleaner.is_dirty(row):  # It may have gone, or been filled anew.
+                self._write(row)
+
+    def _size(self, row: int) -> int:
+        """What a block takes in memory, no less than on disk."""
+        cell = self._records.blocks.cell
+        return cell.slot_units[row] * SLOT_UNIT_BYTES * cell.present[row]
 
     # -- one block -----------------------------------------------------------------------------------------------
 
@@ -179,7 +207,7 @@ class Demotion:
         life, start = found
         cell = self._records.blocks.cell
         cell.disk_segment[row], cell.disk_sequence[row], cell.disk_start[row] = (*life, start)
-        self._warm.note_used(life, start, cell.touched[row])
+        self._warm.note(life, start, cell.touched[row], used=True, hot=True)
         self.counts["kept_blocks"] += 1
         return True
 
@@ -209,13 +237,21 @@ class Demotion:
         is_whole = cell.present[row] == namespace.parts_per_block
         is_stored = self._records.end_writing(row)
         self.counts["written_blocks" if located is not None else "failed_blocks"] += 1
-        if located is not None and is_stored and is_whole:
+        if located is None:
+            return
+        if is_stored and is_whole:
             self.place(row, located)
+        else:
+            self.left(located)
 
     def place(self, row: int, located: Located) -> None:
         """Notes where a stored block's copy lies."""
         cell = self._records.blocks.cell
         cell.disk_segment[row], cell.disk_sequence[row], cell.disk_start[row] = (*located.life, located.start)
+
+    def left(self, located: Located) -> None:
+        """Tells the tier that a block is on disk only."""
+        self._warm.note(located.life, located.start, self._clocks.now(), used=False)
 
     def _describe(self, namespace: Namespace) -> Described:
         digest = namespace.spec.digest
@@ -238,8 +274,7 @@ class Demotion:
             life, start = (cell.disk_segment[row], sequence), cell.disk_start[row]
             if self._warm.still_has(life, start):
                 self.counts["demoted_blocks"] += 1
-                if cell.reuses[row]:
-                    self._warm.note_used(life, start, cell.touched[row])
+                self._warm.note(life, start, cell.touched[row], used=cell.reuses[row] > 0)
             else:
                 self.counts["dropped_copy_gone_blocks"] += 1
             return
@@ -248,7 +283,7 @@ class Demotion:
             return
         is_whole = cell.present[row] == namespace.parts_per_block
         reason = self._why_not() or ("behind" if is_whole else "incomplete")
-        if reason == "behind" and cell.slot_units[row] * SLOT_UNIT_BYTES * cell.present[row] > self._most_bytes:
+        if reason == "behind" and self._size(row) > self._most_bytes:
             reason = "too_large"
         if reason == "behind" and self._cleaner.budget.left_for_once_bytes <= 0:
             reason = "budget"

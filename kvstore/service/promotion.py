@@ -114,7 +114,11 @@ class Promotion:
         for fetch in fetches:
             fetch.users += 1
         left_s = until - self._clocks.now()
-        await asyncio.wait([fetch.reserved for fetch in fetches], timeout=max(0.0, left_s))
+        try:
+            await asyncio.wait([fetch.reserved for fetch in fetches], timeout=max(0.0, left_s))
+        except BaseException:  # Its caller has gone.
+            self.leave(fetches)
+            raise
         return fetches
 
     def leave(self, fetches: Sequence[Fetch]) -> None:
@@ -336,8 +340,10 @@ class Promotion:
         self.counts["vanished_blocks"] += len(landed) - len(came)  # Deleted meanwhile.
         for key, located, _ in came:
             row = namespace.blocks.get(key)
-            if row is not None:  # Its page may have gone to others in this moment.
+            if row is not None:
                 self._demotion.place(row, located)
+            else:  # Its page has gone to others in this moment.
+                self._demotion.left(located)
 
 
 def _leading(blocks: Iterable[tuple[bytes, Located]], most_bytes: int) -> tuple[list[tuple[bytes, Located]], int]:

@@ -63,7 +63,8 @@ class Clocks(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmSettings:
-    """`queue_bytes`: that may wait to be written. `is_hot(digest, key)`: whether a block is in memory too."""
+    """`queue_bytes`: that may wait to be written. `is_hot(digest, key)`: whether a block is in memory too; whoever says
+    that it is tells of its leaving by `WarmTier.note`."""
 
     queue_bytes: int = 256 << 20
     readers: int = 4
@@ -115,7 +116,7 @@ class WarmTier:
         self._queue: deque[_Block | _Errand] = deque()  # In the order they were asked for.
         self._queued_bytes = 0
         self._marks = Marks()
-        self._notes: deque[tuple[tuple[int, int], int, float]] = deque(maxlen=MOST_NOTES)
+        self._notes: deque[tuple[tuple[int, int], int, float, bool, bool]] = deque(maxlen=MOST_NOTES)
         self._losing: set[tuple[int, int]] = set()
         self._kept_tombstones = tombstones.count
         self._closing = False
@@ -170,9 +171,10 @@ class WarmTier:
         """Whether a block lies at that place still."""
         return self._book.has(*life, start)
 
-    def note_used(self, life: tuple[int, int], start: int, touched: float) -> None:
-        """Notes when a block was last used, here or in memory, for the choice of what is given up."""
-        self._notes.append((life, start, touched))
+    def note(self, life: tuple[int, int], start: int, touched: float, *, used: bool, hot: bool = False) -> None:
+        """Notes when a block was last touched, for the choice of what is given up: it has left memory, or (`hot`) is
+        there again. `used`: since it was written."""
+        self._notes.append((life, start, touched, used, hot))
 
     @property
     def lives(self) -> Longs:
@@ -366,8 +368,8 @@ class WarmTier:
 
     def _take_notes(self) -> None:
         for _ in range(len(self._notes)):
-            life, start, touched = self._notes.popleft()
-            self._book.touch(*life, start, touched)
+            life, start, touched, used, hot = self._notes.popleft()
+            self._book.touch(*life, start, touched, used=used, hot=hot)
 
     def _write_batch(self, batch: list[_Block]) -> None:
         """Begins to write a batch; what was begun before it is taken in meanwhile, so that the disk never waits."""
@@ -453,6 +455,7 @@ class WarmTier:
             located.size_bytes,
             touched,
             used=again,
+            hot=not again and self.settings.is_hot(digest, block.key),
             fingerprint=fingerprint_of(digest, block.key),
             expires=block.expires,
         )
@@ -798,7 +801,10 @@ class WarmTier:
                 for i in indexes:
                     good[i] = False
         now = self._clocks.now()
-        self._notes.extend((w.located.life, w.located.start, now) for w, one in zip(wanted, good, strict=True) if one)
+        for want, is_good in zip(wanted, good, strict=True):
+            if is_good:
+                life, start = want.located.life, want.located.start
+                self._notes.append((life, start, now, True, self.settings.is_hot(want.digest, want.key)))
         with self._lock:
             self.counts["read_blocks"] += sum(good)
             self.counts["missed_blocks"] += len(good) - sum(good)

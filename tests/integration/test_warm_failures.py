@@ -414,8 +414,9 @@ def being_read(warm: WarmShard, keys: list[bytes], spec: NamespaceSpec = SPEC) -
     return reader
 
 
-def test_a_block_deleted_while_it_comes_from_disk_is_gone(tmp_path: Path) -> None:
-    with warm_shard(tmp_path) as warm:
+@pytest.mark.parametrize("queue", ["4MiB", "1MiB"], ids=["being read", "waiting to be read"])
+def test_a_block_deleted_while_it_comes_from_disk_is_gone(tmp_path: Path, queue: str) -> None:
+    with warm_shard(tmp_path, more={"warm__promote_queue": queue}) as warm:
         keys = chain(1, 8)
         warm.put(keys)
         warm.fill(2)

@@ -25,6 +25,11 @@ ALL_BYTES = PAGES * PAGE_BYTES
 SHARE = 0.25
 
 
+def _to_flush(cleaner: Cleaner) -> list[int]:
+    """The blocks that a clean stop writes, in their order."""
+    return [row for row in cleaner.order_for_flush() if cleaner.is_dirty(row)]
+
+
 def _cleaner(shard: Shard, *, share: float = SHARE, budget_bytes: int | None = None) -> Cleaner:
     return Cleaner(shard.store.records, CleaningRules(share, budget_bytes), shard.now)
 
@@ -147,9 +152,9 @@ def test_only_whole_blocks_are_written(shard: Shard, client: Client) -> None:
     _put_one_by_one(shard, client, space, keys(4, 80))
     cleaner = _cleaner(shard)
     assert _keys(shard, cleaner.choose(3 * 3 * SLOT, _lives())) == keys(4, 7)
-    assert not set(_keys(shard, cleaner.order_for_flush(_lives()))) & set(keys(0, 4))
+    assert not set(_keys(shard, _to_flush(cleaner))) & set(keys(0, 4))
     client.put(space, keys(0, 1))
-    assert key(0) in _keys(shard, cleaner.order_for_flush(_lives()))
+    assert key(0) in _keys(shard, _to_flush(cleaner))
 
 
 def test_no_block_is_written_twice_at_once(shard: Shard, full: Namespace) -> None:
@@ -158,7 +163,7 @@ def test_no_block_is_written_twice_at_once(shard: Shard, full: Namespace) -> Non
     assert _keys(shard, first) == keys(0, 8)
     _begin(shard, full, keys(0, 8))
     assert _keys(shard, cleaner.choose(8 * SLOT, _lives())) == keys(8, 16)
-    assert not set(cleaner.order_for_flush(_lives())) & set(first)
+    assert not set(_to_flush(cleaner)) & set(first)
     assert _end(shard, first) == [True] * 8
     assert cleaner.choose(8 * SLOT, _lives()) == first, "the disk refused them"
 
@@ -168,7 +173,7 @@ def test_what_has_a_copy_is_not_written_until_its_segment_is_given_up(shard: Sha
     _note_copy(shard, full, keys(0, 4), segment=1, sequence=7)
     _note_copy(shard, full, keys(4, 8), segment=2, sequence=8)
     assert _keys(shard, cleaner.choose(2 * SLOT, _lives(s1=7, s2=8))) == keys(8, 10)
-    assert len(cleaner.order_for_flush(_lives(s1=7, s2=8))) == STORED - 8
+    assert len(_to_flush(cleaner)) == STORED - 8
     assert _keys(shard, cleaner.choose(2 * SLOT, _lives(s1=7, s2=9))) == keys(4, 6), "another life"
     assert _keys(shard, cleaner.choose(2 * SLOT, _lives(s1=0, s2=9))) == keys(0, 2), "holds nothing"
     sequences = [shard.store.records.blocks.cell.disk_sequence[full.blocks[k]] for k in keys(0, 8)]
@@ -293,7 +298,7 @@ def test_the_probe_s_blocks_are_never_written() -> None:
     _put_one_by_one(shard, client, other, keys(0, 8))
     cleaner = _cleaner(shard)
     assert sorted(cleaner.choose(ALL_BYTES, _lives())) == sorted(other.blocks.values())
-    assert sorted(cleaner.order_for_flush(_lives())) == sorted(other.blocks.values())
+    assert sorted(_to_flush(cleaner)) == sorted(other.blocks.values())
 
 
 def test_without_a_budget_nothing_is_ever_low() -> None:
@@ -381,19 +386,19 @@ def test_a_flush_writes_what_was_used_last_first_and_heads_before_tails(shard: S
         client.put(space, keys(start, start + 4))
     cleaner = _cleaner(shard)
     order = [*keys(200, 204), *keys(100, 104), *keys(0, 4)]
-    assert _keys(shard, cleaner.order_for_flush(_lives())) == order
+    assert _keys(shard, _to_flush(cleaner)) == order
     shard.now += 1.0
     _touch(client, one, keys(0, 2))
     _note_copy(shard, two, [key(101)], segment=1, sequence=7)
     order = [*keys(0, 2), *keys(200, 204), key(100), *keys(102, 104), *keys(2, 4)]
-    assert _keys(shard, cleaner.order_for_flush(_lives(s1=7))) == order
+    assert _keys(shard, _to_flush(cleaner)) == order
 
 
 def test_a_flush_finds_what_is_left_of_many_blocks_that_were_deleted(
     shard: Shard, client: Client, full: Namespace
 ) -> None:
     shard.store.delete(full, keys(0, STORED - 6))
-    assert sorted(_keys(shard, _cleaner(shard).order_for_flush(_lives()))) == keys(STORED - 6, STORED)
+    assert sorted(_keys(shard, _to_flush(_cleaner(shard)))) == keys(STORED - 6, STORED)
 
 
 def test_the_coldest_is_found_behind_many_blocks_that_were_deleted(

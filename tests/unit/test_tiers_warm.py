@@ -532,8 +532,8 @@ def test_uses_that_were_noted_keep_a_block(scene: Scene) -> None:
         scene.fill(i, i + 1)
         for at in scene.find(0, 1):
             assert at is not None, f"a block in use was given up after {i}"
-            tier.note_used(at.life, at.start, scene.now)
-    tier.note_used((99, 99), 0, scene.now)  # As it comes where a segment has just gone.
+            tier.note(at.life, at.start, scene.now, used=True)
+    tier.note((99, 99), 0, scene.now, used=True)  # As it comes where a segment has just gone.
     scene.fill(80, 82)
     assert scene.there(0, 3) == {0, 1}
 
