@@ -7,12 +7,15 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import grpc
 import pytest
 
+from kvstore.replay.admin import admin_peer
 from kvstore_client import Client, ClientOptions, NamespaceSpec
+from kvstore_wire.methods import ADMIN_METHODS
 from kvstore_wire.v1 import admin_pb2 as admin
 from tests.integration.server_process import ROOT, ServerProcess
 from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, chain, flags, value
@@ -155,7 +158,7 @@ def test_a_kill_at_any_call_of_the_disk_leaves_a_folder_that_opens(tmp_path: Pat
         with serving(tmp_path) as (process, client):
             assert found(client, rng.sample(stored, min(24, len(stored)))) >= 0  # `found` compares the bytes.
             keys = chain(life + 1, 3 * HOT_BLOCKS)
-            put(client, keys[: HOT_BLOCKS])
+            put(client, keys[:HOT_BLOCKS])
             stored += keys
             process.close()
         with contextlib.suppress(AssertionError), serving(tmp_path, failpoints=f"{point}=kill") as (process, client):
@@ -194,7 +197,7 @@ def test_payload_that_was_sealed_comes_back_with_its_key_only(tmp_path: Path) ->
         assert found(client, keys) == 0
 
 
-# -- asking --------------------------------------------------------------------------------------------------------------
+# -- asking ------------------------------------------------------------------------------------------------------------
 
 
 def found_on_disk(client: Client, keys: Sequence[bytes]) -> int:
@@ -204,20 +207,13 @@ def found_on_disk(client: Client, keys: Sequence[bytes]) -> int:
 
 
 def ask_stats(process: ServerProcess) -> admin.Stats:
-    return _admin(process, "GetStats", admin.GetStatsRequest(), admin.Stats)
+    with admin_peer(process.admin_target, deadline_s=20) as peer:
+        return peer.stats()
 
 
-def purge(process: ServerProcess, request: admin.PurgeRequest) -> admin.PurgeResponse:
-    return _admin(process, "Purge", request, admin.PurgeResponse)
-
-
-def _admin(process, name, request, kind):  # type: ignore[no-untyped-def]
-    import grpc
-
+def purge(process: ServerProcess, request: admin.PurgeRequest) -> None:
     with grpc.insecure_channel(process.admin_target) as channel:
-        call = channel.unary_unary(
-            f"/kvstore.v1.Admin/{name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=kind.FromString,
-        )
-        return call(request, timeout=20)
+        path, answer = ADMIN_METHODS["Purge"].path, admin.PurgeResponse
+        encode: Callable[[admin.PurgeRequest], bytes] = admin.PurgeRequest.SerializeToString
+        call = channel.unary_unary(path, request_serializer=encode, response_deserializer=answer.FromString)
+        call(request, timeout=20)

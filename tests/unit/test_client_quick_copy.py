@@ -112,7 +112,9 @@ def core() -> Iterator[Core]:
 
 def get(core: Core, blocks: Any, into: Any, *, deadline_ms: int = 1000) -> Any:
     chosen = cast(DirectCore, core)
-    return quick_get(chosen, SPEC, blocks, into=into, coverage=Coverage.PREFIX, wait_ms=0, deadline=Deadline.after(deadline_ms))
+    return quick_get(
+        chosen, SPEC, blocks, into=into, coverage=Coverage.PREFIX, wait_ms=0, deadline=Deadline.after(deadline_ms)
+    )
 
 
 def leased(
@@ -321,7 +323,9 @@ def test_an_answer_of_an_unreasonable_length_closes_the_lane(core: Core) -> None
 def test_a_coverage_that_is_none_is_left_to_the_long_way_which_names_it(core: Core) -> None:
     chosen, into = cast(DirectCore, core), rooms()
     wrong = cast(Coverage, "each")
-    assert quick_get(chosen, SPEC, keys(0, 3), into=into, coverage=wrong, wait_ms=0, deadline=Deadline.after(1000)) is None
+    assert (
+        quick_get(chosen, SPEC, keys(0, 3), into=into, coverage=wrong, wait_ms=0, deadline=Deadline.after(1000)) is None
+    )
     assert core.lanes.frames == []
 
 

@@ -131,7 +131,7 @@ def test_a_block_is_found_by_where_it_begins() -> None:
 
 
 def test_live_is_what_an_lru_of_that_share_would_keep() -> None:
-    made = book(4, SegmentRules(segment_bytes=100 * UNIT, live_share=0.5))
+    made = book(4, SegmentRules(segment_bytes=100 * UNIT, live_share=0.5, least_live_share=0.5))
     filled(made, 1.0, 9.0, 3.0)
     filled(made, 4.0, 8.0, 2.0)
     since = made.live_since()
@@ -198,7 +198,7 @@ def test_rewriting_keeps_to_its_share() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_sampling_many_blocks_finds_nearly_the_same_time(seed: int) -> None:
     rng = random.Random(seed)
-    made = SegmentBook(SegmentRules(segment_bytes=MIB, live_share=0.85), 40 * MIB)
+    made = SegmentBook(SegmentRules(segment_bytes=MIB, live_share=0.85, least_live_share=0.85), 40 * MIB)
     times = []
     for _ in range(40):
         segment = made.open()
