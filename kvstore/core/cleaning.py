@@ -23,6 +23,7 @@ from kvstore.core.records import Records
 
 MOST_ROWS = 8192  # Looked at in one cohort: a fifth of a millisecond.
 FEWEST_ROWS = 16
+DOUBLED_SHARE = 0.03  # Of the disk, for what is in memory still: it is lost to what is not.
 SAVED_S = 10.0  # What of an unused budget can be saved up.
 GHOSTS_PER_BLOCK = 4
 _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
@@ -30,7 +31,10 @@ _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
 
 @dataclass(frozen=True)
 class CleaningRules:
-    """`share` of the memory, the coldest, is kept written. `budget_bytes` a second may be written, None = no limit."""
+    """`share` of the memory, the coldest, is kept written, but at most `DOUBLED_SHARE` of the disk.
+
+    `budget_bytes` a second may be written, None = no limit.
+    """
 
     share: float = 0.5
     budget_bytes: int | None = None
@@ -93,8 +97,14 @@ class Cleaner:
         self._records, self.rules = records, rules
         self.budget = WriteBudget(rules.budget_bytes, now)
         self.ghosts = Ghosts(GHOSTS_PER_BLOCK * _FEWEST_GHOSTS)
-        self.window_bytes = int(rules.share * records.arena.total_bytes)
+        self.share, self.window_bytes = rules.share, int(rules.share * records.arena.total_bytes)
         self.largest_bytes = records.arena.total_bytes  # A block larger than this cannot be written.
+
+    def fit(self, disk_bytes: int) -> None:
+        """Takes in how large the disk is."""
+        total_bytes = self._records.arena.total_bytes
+        self.share = min(self.rules.share, DOUBLED_SHARE * disk_bytes / total_bytes)
+        self.window_bytes = int(self.share * total_bytes)
 
     def choose(self, room_bytes: int, lives: Longs, *, at_least_one: bool = False) -> list[int]:
         """Returns the blocks to write now, `room_bytes` at most, the coldest of each cohort first.
@@ -160,10 +170,10 @@ class Cleaner:
 
     def _near_its_limit(self, namespace: Namespace) -> bool:
         limit = namespace.rules.max_bytes
-        return limit is not None and namespace.hot_bytes > (1 - self.rules.share) * limit
+        return limit is not None and namespace.hot_bytes > (1 - self.share) * limit
 
     def _dirty(self, policy: EvictionPolicy, namespace: Namespace, lives: Longs) -> Ids:
-        count = max(FEWEST_ROWS, min(MOST_ROWS, int(self.rules.share * len(policy))))
+        count = max(FEWEST_ROWS, min(MOST_ROWS, int(self.share * len(policy))))
         rows = policy.peek(count)
         return rows[self._is_dirty(rows, namespace, lives)]
 

@@ -11,9 +11,9 @@ Rules
   live, and is not written again before.
 - A block is *live* while it was touched more recently than blocks of a share of all bytes stored: what an LRU of that
   size would keep. The share is the larger the less of what may be written again is used up.
-- Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live blocks that were used since
-  they came to disk are written again, the most recently touched first, as long as that stays within `rewrite_share` of
-  all writes; what was never asked for is not worth a second write.
+- Given up is the segment with the fewest live bytes, the oldest of equals. Those of its live blocks that were used
+  since they came to disk are written again, the most recently touched first, as long as that stays within
+  `rewrite_share` of all writes; what was never asked for is not worth a second write.
 
 Why not the order of writing: a conversation's first blocks are the oldest on disk as long as it goes on, and without
 them the others are of no use. Measured on traces, warm tier of 20 % of all blocks, prefix hits of both tiers: in order

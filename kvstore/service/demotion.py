@@ -248,6 +248,7 @@ class Demotion:
         """Notes where a stored block's copy lies."""
         cell = self._records.blocks.cell
         cell.disk_segment[row], cell.disk_sequence[row], cell.disk_start[row] = (*located.life, located.start)
+        cell.reuses[row] = 0  # From now on: those since it came to disk, for whoever chooses what goes from there.
 
     def left(self, located: Located) -> None:
         """Tells the tier that a block is on disk only."""

@@ -91,6 +91,7 @@ class Tiering:
         session = Session(b"warm tier", "warm tier", frozenset(), None)
         store.sessions.keep_internal(session)
         cleaner = Cleaner(store.records, settings.cleaning, clocks.now())
+        cleaner.fit(warm.gauges()["capacity_bytes"])
         self._cleaner = cleaner
         self.demotion = Demotion(
             store.records,
@@ -141,6 +142,7 @@ class Tiering:
         if not least <= capacity_bytes <= MAX_CAPACITY_BYTES:
             limit = f"{least}-{MAX_CAPACITY_BYTES}"
             raise InvalidArgument(f"is {capacity_bytes}", field="capacity_bytes", limit=limit)
+        self._cleaner.fit(capacity_bytes)
         resizing = asyncio.wrap_future(self.warm.resize(capacity_bytes))
         resizing.add_done_callback(_log_failure)
         return resizing
