@@ -405,7 +405,7 @@ class WarmConfig:
             Ratio(low=0.01, high=1.0),
             default="0.5",
             doc="share of hot.capacity, the coldest, that is written ahead of time, so that evicting it waits for no "
-            "disk; at most a twentieth of warm.capacity, since it is in both",
+            "disk; at most 3% of warm.capacity, since it is in both",
         )
     )
     write_budget: int | None = field(

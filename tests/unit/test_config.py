@@ -249,7 +249,7 @@ BOUNDS = [
     ("warm.queue", "4095", "4KiB", "64GiB", "68719476737"),
     ("warm.promote_queue", "4095", "4KiB", "64GiB", "68719476737"),
     ("warm.read_threads", "0", "1", "64", "65"),
-    ("warm.clean_share", "", "0.0", "1.0", "1.001"),
+    ("warm.clean_share", "0.009", "0.01", "1.0", "1.001"),
     ("warm.write_budget", "65535", "64KiB", "64GiB", "68719476737"),
     ("warm.rewrite_share", "", "0.0", "0.5", "0.501"),
     ("warm.flush_timeout", "", "0s", "10m", "601s"),
