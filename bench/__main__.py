@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench import channel, fairness, index, warm
+from bench import channel, fairness, faults, index, warm
 from bench.compare.machine import machine
 from bench.compare.tables import Grid
 from bench.matrix.figures import Report
@@ -35,6 +35,7 @@ BENCHES = {
     "channel": "The fast channel on two cores",
     "fairness": "Clients beside one another on two cores",
     "warm": "The warm tier on two cores",
+    "faults": "Reads from memory while the warm tier's disk fails",
     INDEX: "The warm tier's index: a million blocks, --full ten million",
     MATRIX: "Workloads by transport, part size, batch and clients",
 }
@@ -83,7 +84,7 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure with its ceiling here")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables here, for a page")
     parser.add_argument("--png", metavar="FILE", type=Path, help=f"also draw the figures of {MATRIX}")
-    quick = "few rounds of channel, fairness, warm and index: to see that they run, not to judge what they print"
+    quick = "few rounds of channel, fairness, warm, faults and index: to see that they run, not to judge what they print"
     parser.add_argument("--quick", action="store_true", help=quick)
     add_options(parser)
     return parser
@@ -94,6 +95,7 @@ def _bounded(name: str, results: Results, *, quick: bool, full: bool) -> None:
         "channel": lambda: channel.run(channel.QUICK),
         "fairness": lambda: fairness.run(fairness.QUICK),
         "warm": lambda: warm.run(warm.QUICK),
+        "faults": lambda: faults.run(faults.QUICK),
         INDEX: lambda: index.run(index.QUICK),
     }
     run: Callable[[], list[Row]] = import_module(f"bench.{name}").run

@@ -58,15 +58,22 @@ class GetCall:
             landed = await core.safe(asked.spec, deadline, self._attempt(piece, first, deadline))
             if landed.corrupt_parts:
                 core.background(report_corrupt(core, piece, landed.corrupt_parts))
-            busy = landed.states.find(BlockState.BUSY)
-            if busy > 0:  # More than one call may lease: what came has been given back, so go on from there.
-                landed = landed.head(busy, asked.parts_per_block)
-                todo.appendleft((first + busy, last))
+            end = self._cut_short(landed.states)
+            if end > 0:  # More than one call may lease: what came has been given back, so go on from there.
+                landed = landed.head(end, asked.parts_per_block)
+                todo.appendleft((first + end, last))
             self._add(first, landed)
             if asked.coverage is Coverage.PREFIX and leading(landed.states, HOT) < len(landed.states):
                 self._states[last:] = bytes((BlockState.BEYOND,)) * (asked.block_count - last)
                 break
         return self.result(None)
+
+    def _cut_short(self, states: bytes | bytearray) -> int:
+        """Returns how many blocks came before the shard had no room for more: to lease, or to bring from its disk."""
+        busy = states.find(BlockState.BUSY)
+        if busy < 0 and self._asked.coverage is Coverage.PREFIX and self._wait_ms != 0:
+            return states.find(BlockState.WARM)
+        return busy
 
     def result(self, failure: KvStoreError | None) -> GetResult:
         """Returns what came so far; everything else is a miss."""
