@@ -84,7 +84,9 @@ def parser_of() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure with its ceiling here")
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables here, for a page")
     parser.add_argument("--png", metavar="FILE", type=Path, help=f"also draw the figures of {MATRIX}")
-    quick = "few rounds of channel, fairness, warm, faults and index: to see that they run, not to judge what they print"
+    quick = (
+        "few rounds of channel, fairness, warm, faults and index: to see that they run, not to judge what they print"
+    )
     parser.add_argument("--quick", action="store_true", help=quick)
     add_options(parser)
     return parser

@@ -1,7 +1,7 @@
 """Reads from memory while the warm tier's disk fails: they must go on as if there were no disk.
 
-One client reads what is in memory, one puts new blocks so that memory is always being written ahead and evicted, and one
-asks for what only the disk has. The server is a process of its own whose failpoints are armed and disarmed in turn;
+One client reads what is in memory, one puts new blocks, so that memory is written ahead and evicted all the time, and
+one asks for what only the disk has. The server is a process of its own whose failpoints are armed and disarmed in turn;
 each fault is played between two spells without one, and compared with both.
 """
 
@@ -58,31 +58,35 @@ def run(spells: Spells | None = None) -> list[Row]:
     """Measures all of it on two cores, in a folder of the working directory."""
     spells = Spells() if spells is None else spells
     rows: list[Row] = []
-    with on_cores(CORES), folder_on_disk("warm-faults") as folder, _server(folder / "warm") as server:
-        with _Load(server.target) as load:
-            before = load.rate(spells)
-            for name, (point, action) in FAULTS.items():
-                say(name)
-                server.tell(f"{point}={action}")
-                said_s = server.until_state(DEGRADED)
-                during = load.rate(spells)
-                server.tell(f"-{point}")
-                healed_s = server.until_state(ON)
-                after = load.rate(spells)
-                rows.append(
-                    Row(
-                        f"Gets from memory beside {name}",
-                        during,
-                        "Gets/s",
-                        ceiling=statistics.mean((before, after)),
-                        ceiling_name="without a fault",
-                        at_least=AT_LEAST,
-                    )
-                )
-                rows.append(Row(f"{name}: until the tier says so", said_s, "s", at_most=SAID_S))
-                rows.append(Row(f"{name}: until it is well again, once the fault ended", healed_s, "s"))
-                before = after
-            rows.append(Row("wrong bytes", load.wrong, "reads", at_most=0))
+    with (
+        on_cores(CORES),
+        folder_on_disk("warm-faults") as folder,
+        _server(folder / "warm") as server,
+        _Load(server.target) as load,
+    ):
+        before = load.rate(spells)
+        for name, (point, action) in FAULTS.items():
+            say(name)
+            server.tell(f"{point}={action}")
+            said_s = server.until_state(DEGRADED)
+            during = load.rate(spells)
+            server.tell(f"-{point}")
+            healed_s = server.until_state(ON)
+            after = load.rate(spells)
+            rows += [
+                Row(
+                    f"Gets from memory beside {name}",
+                    during,
+                    "Gets/s",
+                    ceiling=statistics.mean((before, after)),
+                    ceiling_name="without a fault",
+                    at_least=AT_LEAST,
+                ),
+                Row(f"{name}: until the tier says so", said_s, "s", at_most=SAID_S),
+                Row(f"{name}: until it is well again, once the fault ended", healed_s, "s"),
+            ]
+            before = after
+        rows.append(Row("wrong bytes", load.wrong, "reads", at_most=0))
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 
@@ -41,6 +42,7 @@ class GetCall:
         self._core, self._asked, self._into = core, asked, into
         self._wait_ms, self._hint, self._ranges = wait_ms, hint, ranges
         count, parts = asked.block_count, asked.parts_per_block
+        self._spent_ms = 0
         self._states = bytearray(count)
         self._lengths = np.zeros((count, parts), np.int64)
         self._values: list[memoryview | None] = [None] * (count * parts)
@@ -51,8 +53,9 @@ class GetCall:
         limits = (await core.limits(asked.spec, deadline)) if asked.block_count else types.Limits()
         check_most("wait_ms", self._wait_ms or 0, limits.max_wait_ms)
         check_most("parts", asked.parts_per_block, limits.max_parts_per_block or asked.parts_per_block)
-        todo = deque(self._runs(limits))
+        todo, started = deque(self._runs(limits)), time.monotonic()
         while todo:
+            self._spent_ms = int(1000 * (time.monotonic() - started))  # All of a call waits no longer than it may.
             first, last = todo.popleft()
             piece = asked.piece(first, last)
             landed = await core.safe(asked.spec, deadline, self._attempt(piece, first, deadline))
@@ -111,6 +114,7 @@ class GetCall:
             piece,
             into=into,
             wait_ms=self._wait_ms,
+            spent_ms=self._spent_ms,
             hint=self._hint,
             ranges=self._ranges,
             deadline=deadline,
@@ -144,23 +148,25 @@ class _Attempt:
         *,
         into: Sequence[Slices] | None,
         wait_ms: int | None,
+        spent_ms: int,
         hint: Hint | None,
         ranges: tuple[Range, ...],
         deadline: Deadline,
     ) -> None:
         self._core, self._piece, self._into = core, piece, into
-        self._wait_ms, self._hint, self._deadline = wait_ms, hint, deadline
+        self._wait_ms, self._spent_ms, self._hint, self._deadline = wait_ms, spent_ms, hint, deadline
         self._ranges = ranges
 
     async def __call__(self, binding: Binding) -> Landed:
         piece = self._piece
+        wait_ms = max(0, chosen_wait_ms(self._wait_ms, binding, self._core.options) - self._spent_ms)
         request = store.GetRequest(
             session=binding.session,
             namespace=binding.namespace,
             chain=piece.chain_message(),
             parts=piece.parts_message(),
             coverage=int(piece.coverage),  # type: ignore[arg-type]
-            wait_ms=bounded_wait_ms(chosen_wait_ms(self._wait_ms, binding, self._core.options), self._deadline),
+            wait_ms=bounded_wait_ms(wait_ms, self._deadline),
             hint=hint_message(binding, self._hint),
             ranges=[r.to_message() for r in self._ranges],
         )

@@ -404,8 +404,8 @@ class WarmConfig:
         metadata=_option(
             Ratio(low=0.01, high=1.0),
             default="0.5",
-            doc="share of hot.capacity, the coldest, that is written ahead of time, so that evicting it waits for no "
-            "disk; at most 3% of warm.capacity, since it is in both",
+            doc="most of hot.capacity, the coldest, that is written ahead of time, so that evicting it waits for no "
+            "disk; no more than 3% of warm.capacity, since it is in both, or than single calls take",
         )
     )
     write_budget: int | None = field(

@@ -24,6 +24,7 @@ from kvstore.core.records import Records
 MOST_ROWS = 8192  # Looked at in one cohort: a fifth of a millisecond.
 FEWEST_ROWS = 16
 DOUBLED_SHARE = 0.03  # Of the disk, for what is in memory still: it is lost to what is not.
+BURST_FACTOR = 1.25
 SAVED_S = 10.0  # What of an unused budget can be saved up.
 GHOSTS_PER_BLOCK = 4
 _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
@@ -100,10 +101,12 @@ class Cleaner:
         self.share, self.window_bytes = rules.share, int(rules.share * records.arena.total_bytes)
         self.largest_bytes = records.arena.total_bytes  # A block larger than this cannot be written.
 
-    def fit(self, disk_bytes: int) -> None:
-        """Takes in how large the disk is."""
+    def fit(self, disk_bytes: int, burst_bytes: float = 0.0) -> None:
+        """Takes in how large the disk is, and what single calls took of memory of late: a window smaller than that
+        would lose blocks to each of them."""
         total_bytes = self._records.arena.total_bytes
-        self.share = min(self.rules.share, DOUBLED_SHARE * disk_bytes / total_bytes)
+        wanted_bytes = max(DOUBLED_SHARE * disk_bytes, BURST_FACTOR * burst_bytes)
+        self.share = min(self.rules.share, wanted_bytes / total_bytes)
         self.window_bytes = int(self.share * total_bytes)
 
     def choose(self, room_bytes: int, lives: Longs, *, at_least_one: bool = False) -> list[int]:

@@ -453,11 +453,12 @@ class SegmentBook:
         sizes = np.concatenate([rows.size[p] for rows, p in picked])[alive]
         order = np.argsort(-touched, kind="stable")
         kept = np.cumsum(sizes[order], dtype=np.int64)
-        last = int(np.searchsorted(kept, self._live_share * kept[-1], side="left"))
+        last = int(np.searchsorted(kept, self.live_share * kept[-1], side="left"))
         return float(touched[order[min(last, len(order) - 1)]])
 
     @property
-    def _live_share(self) -> float:
+    def live_share(self) -> float:
+        """Share of all bytes that counts as live now."""
         rules, most = self.rules, self.rules.rewrite_share * self.written_bytes
         used = 1.0 if most <= 0 else min(1.0, self.rewritten_bytes / most)
         strain = max(0.0, used - rules.strained_at) / (1 - rules.strained_at)

@@ -26,6 +26,7 @@ from kvstore_wire.waiting import within
 
 _AHEAD_S = 0.1  # Longer than it takes to seal a segment; less than whoever waits for a disk expects at worst.
 _TABLES_BYTES = 64 << 10  # At least so much of a segment is not payload of one block.
+_BURST_FADES = 0.999  # With each pump: what one call took counts for some thousand of them.
 _STEPS = 4  # Pumped each time this part of the window was given away.
 
 
@@ -64,9 +65,12 @@ class Demotion:
         self._flushing = False
         self._is_told = False  # That something is done.
         self._step_bytes = max(1, cleaner.window_bytes // _STEPS)
-        self._pumped_at = 0
+        self._pumped_at = self._poked_at = 0
+        self._burst_bytes = 0.0
+        self.disk_bytes = warm.gauges()["capacity_bytes"]
         self._came = asyncio.Event()
         self.counts: Counter[str] = Counter()
+        self.fit()
         records.on_evict = self._evicted
         if cleaner.budget.rate_bytes is not None:
             records.on_link = self._linked
@@ -76,9 +80,20 @@ class Demotion:
         return self._writing_bytes
 
     def poke(self) -> None:
-        """Pumps if enough memory was given away since the last time."""
-        if self._records.granted_bytes - self._pumped_at >= self._step_bytes:
+        """Pumps if enough memory was given away since the last time. To be called after each call that takes some."""
+        granted = self._records.granted_bytes
+        taken, self._poked_at = granted - self._poked_at, granted
+        if taken > self._burst_bytes:
+            self._burst_bytes = float(taken)
+            self.fit()
+        if granted - self._pumped_at >= self._step_bytes:
+            self._burst_bytes *= _BURST_FADES
             self.pump()
+
+    def fit(self) -> None:
+        """Takes in how large the disk is, and what calls take."""
+        self._cleaner.fit(self.disk_bytes, self._burst_bytes)
+        self._step_bytes = max(1, self._cleaner.window_bytes // _STEPS)
 
     def pump(self) -> None:
         """Begins to write what is coldest and has no copy, as far as the queue has room."""

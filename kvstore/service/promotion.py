@@ -36,6 +36,7 @@ from kvstore_wire.states import PartState
 
 _LOG = logging.getLogger("kvstore.promotion")
 READ_BYTES = 8 << 20  # Handed to a reading thread at once: as fast as more, and the first blocks land sooner.
+MOST_TRIES, TRY_AGAIN_S = 10, 0.005  # Where others hold all of memory: mostly not for long.
 RESERVED_BYTES = 64 << 20  # By one lease.
 LEASE_S = 3600.0  # A disk that hangs for longer loses the slots to others.
 _CREATED, _COMMITTED = int(PartState.CREATED), int(PartState.COMMITTED)
@@ -179,7 +180,7 @@ class Promotion:
         ]
         self.counts["vanished_blocks"] += len(fetch.keys) - len(found)
         most = min(RESERVED_BYTES, self._queue_bytes, self._store.settings.max_call_bytes)
-        left = deque(found)
+        left, tries = deque(found), 0
         while left:
             group, size = _leading(left, most)
             while self.bytes_on_the_way and self.bytes_on_the_way + size > self._queue_bytes and fetch.users:
@@ -189,10 +190,16 @@ class Promotion:
             await self._demotion.get_ahead(namespace, slot_bytes, len(group))
             if not fetch.users:
                 break
+            refused = self._reserve_group(fetch, group, started)
             for _ in group:
                 left.popleft()
-            if not self._reserve_group(fetch, group, started):
+            left.extendleft(reversed(refused))
+            if not refused:
+                continue
+            tries += 1
+            if fetch.reads or tries > MOST_TRIES:  # Whoever wants it is to take what there is, and come again.
                 break
+            await asyncio.sleep(TRY_AGAIN_S)
         self.counts["refused_blocks"] += len(left)
 
     def _is_usable(self, namespace: Namespace, key: bytes, at: Located) -> bool:
@@ -215,8 +222,10 @@ class Promotion:
         is_young = ttl_s is None or cell.created[row] + ttl_s > now
         return is_young and cell.present[row] + cell.reserved[row] == namespace.parts_per_block
 
-    def _reserve_group(self, fetch: Fetch, group: list[tuple[bytes, Located]], started: float) -> bool:
-        """Reserves and begins to read; false if there was not room for all of it.
+    def _reserve_group(
+        self, fetch: Fetch, group: list[tuple[bytes, Located]], started: float
+    ) -> list[tuple[bytes, Located]]:
+        """Reserves and begins to read; returns what there was no room for.
 
         The chain's blocks in memory are named too, so that making room takes none of them.
         """
@@ -230,7 +239,7 @@ class Promotion:
         }
         self.counts["vanished_blocks"] += len(group) - len(places)
         if not places:
-            return True
+            return []
         keys = [key for key in fetch.chain if key in places or self._is_settled(namespace, key, now)]
         lengths = []
         if namespace.spec.kind is not Kind.KV:
@@ -239,13 +248,11 @@ class Promotion:
         try:
             reserved = self._store.writer.reserve(self._session, namespace, request, now)
         except KvStoreError:  # Too many leases are open.
-            self.counts["refused_blocks"] += len(group)
-            return False
+            return list(places.items())
         finally:
             self._settle()
         width = namespace.parts_per_block
         got = [key for i, key in enumerate(keys) if reserved.states[i * width] == _CREATED]
-        self.counts["refused_blocks"] += len(places) - len(got)
         if reserved.lease is not None:
             try:
                 self._read(fetch, reserved.lease, [(key, places[key]) for key in got], started)
@@ -253,7 +260,8 @@ class Promotion:
                 self._store.end_lease(self._session, reserved.lease, now)
                 self._settle()
                 raise
-        return len(got) == len(places)
+        granted = frozenset(got)
+        return [(key, at) for key, at in places.items() if key not in granted]
 
     def _read(self, fetch: Fetch, lease: WriteLease, blocks: list[tuple[bytes, Located]], started: float) -> None:
         """Hands blocks to the reading threads, as many at once as one is to read."""

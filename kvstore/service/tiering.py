@@ -91,8 +91,6 @@ class Tiering:
         session = Session(b"warm tier", "warm tier", frozenset(), None)
         store.sessions.keep_internal(session)
         cleaner = Cleaner(store.records, settings.cleaning, clocks.now())
-        cleaner.fit(warm.gauges()["capacity_bytes"])
-        self._cleaner = cleaner
         self.demotion = Demotion(
             store.records,
             memory,
@@ -142,7 +140,8 @@ class Tiering:
         if not least <= capacity_bytes <= MAX_CAPACITY_BYTES:
             limit = f"{least}-{MAX_CAPACITY_BYTES}"
             raise InvalidArgument(f"is {capacity_bytes}", field="capacity_bytes", limit=limit)
-        self._cleaner.fit(capacity_bytes)
+        self.demotion.disk_bytes = capacity_bytes
+        self.demotion.fit()
         resizing = asyncio.wrap_future(self.warm.resize(capacity_bytes))
         resizing.add_done_callback(_log_failure)
         return resizing

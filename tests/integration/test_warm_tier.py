@@ -121,3 +121,24 @@ def test_a_block_that_lacks_a_part_is_not_kept(tmp_path: Path) -> None:
         assert warm.stored(keys, spec) == 0
         assert warm.count("warm_written_blocks") == 0
         assert warm.count("warm_dropped_incomplete_blocks") >= 3 * HOT_BLOCKS
+
+
+def test_a_chain_longer_than_memory_is_read_whole_in_as_many_calls_as_it_takes(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 2 * HOT_BLOCKS)
+        warm.put(keys)
+        warm.fill(2)
+        found = warm.client.namespace(SPEC).get(keys, wait_ms=10_000, deadline_ms=20_000)
+        assert found.prefix_blocks == len(keys)
+        assert found.values is not None
+        assert all(bytes(got or b"") == value(k) for k, got in zip(keys, found.values, strict=True))
+
+
+def test_blocks_are_written_ahead_of_what_single_calls_take(tmp_path: Path) -> None:
+    with warm_shard(tmp_path, more={"warm__capacity": "64MiB"}) as warm:  # 3 % of it are seven blocks.
+        namespace = warm.client.namespace(SPEC)
+        keys = chain(1, 6 * HOT_BLOCKS)
+        for at in range(0, len(keys), 20):
+            assert namespace.put(keys[at : at + 20], [value(k) for k in keys[at : at + 20]]).ok
+            warm.until_written()
+        assert warm.count("warm_dropped_behind_blocks") <= 20  # Of the first calls, before it was known.

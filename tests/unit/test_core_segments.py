@@ -209,3 +209,17 @@ def test_sampling_many_blocks_finds_nearly_the_same_time(seed: int) -> None:
         made.seal(segment)
     exact = sorted(times, reverse=True)[int(0.85 * len(times))]
     assert abs(made.live_since() - exact) < 0.01
+
+
+@pytest.mark.parametrize(("used", "share"), [(0.0, 0.95), (0.6, 0.95), (0.8, 0.875), (1.0, 0.8), (2.0, 0.8)])
+def test_less_counts_as_live_the_more_of_what_may_be_rewritten_is_used(used: float, share: float) -> None:
+    made = book(4, SegmentRules(segment_bytes=100 * UNIT, rewrite_share=0.25))
+    made.wrote(1_000_000 - int(used * 250_000))
+    made.wrote(int(used * 250_000), again=True)
+    assert made.live_share == pytest.approx(share)
+
+
+def test_where_nothing_may_be_rewritten_the_least_counts_as_live() -> None:
+    made = book(4, SegmentRules(segment_bytes=100 * UNIT, rewrite_share=0.0))
+    made.wrote(1_000_000)
+    assert made.live_share == pytest.approx(0.8)
