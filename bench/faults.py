@@ -41,6 +41,7 @@ FAULTS = {
 HOT_BLOCKS, SMALL = 192, 8  # In memory; those that are read there, each of 2 MiB.
 ON, DEGRADED = 1, 2
 AT_LEAST, SAID_S = 0.9, 5.0
+FRESH, LONGEST_S = 1_000_000, 60.0
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def run(spells: Spells | None = None) -> list[Row]:
         for name, (point, action) in FAULTS.items():
             say(name)
             server.tell(f"{point}={action}")
-            said_s = server.until_state(DEGRADED)
+            said_s = server.until_state(DEGRADED, load)
             during = load.rate(spells)
             server.tell(f"-{point}")
-            healed_s = server.until_state(ON)
+            healed_s = server.until_state(ON, load)
             after = load.rate(spells)
             rows += [
                 Row(
@@ -95,7 +96,7 @@ class _Load:
 
     def __init__(self, target: str) -> None:
         self._clients = [Client(ClientOptions(target, default_deadline_ms=2000)) for _ in range(3)]
-        self._fresh = count(1_000_000)
+        self._stored = 0  # New blocks, of which the last are in memory.
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self.wrong = 0
@@ -108,6 +109,8 @@ class _Load:
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._put, self._get_cold)]
         for thread in self._threads:
             thread.start()
+        while self._stored < 4 * HOT_BLOCKS:  # Until much has left memory.
+            self.gets(0.1)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,10 +122,11 @@ class _Load:
 
     def rate(self, spells: Spells) -> float:
         """Gets of blocks in memory a second."""
-        self._gets(spells.settle_s)
-        return self._gets(spells.seconds)
+        self.gets(spells.settle_s)
+        return self.gets(spells.seconds)
 
-    def _gets(self, seconds: float) -> float:
+    def gets(self, seconds: float) -> float:
+        """Gets for so long; returns how many there were a second."""
         namespace, end, gets = self._clients[0].namespace(NAMESPACE), time.monotonic() + seconds, 0
         while time.monotonic() < end:
             at = gets % SMALL
@@ -135,17 +139,19 @@ class _Load:
         return gets / seconds
 
     def _put(self) -> None:
-        """Twenty new blocks a second, so that memory turns over and is written ahead all the time."""
+        """New blocks, so that memory turns over and is written ahead all the time."""
         namespace, value = self._clients[1].namespace(NAMESPACE), bytes(PART_BYTES)
-        while not self._stop.wait(0.05):
-            namespace.put([key_of(next(self._fresh))], [value])
+        while not self._stop.wait(0.02):
+            namespace.put([key_of(FRESH + self._stored)], [value])
+            self._stored += 1
 
     def _get_cold(self) -> None:
         namespace, room = self._clients[2].namespace(NAMESPACE), bytearray(PART_BYTES)
-        for number in count(1_000_000):
+        for number in count():
             if self._stop.wait(0.05):
                 return
-            namespace.get([key_of(number)], into=[room])
+            cold = self._stored - 2 * HOT_BLOCKS - number % HOT_BLOCKS  # It has left memory, and is on disk still.
+            namespace.get([key_of(FRESH + max(0, cold))], into=[room])
 
 
 class _Server:
@@ -158,14 +164,14 @@ class _Server:
         """Arms `name=action`, or disarms `-name`."""
         self._pipe.send(point)
 
-    def until_state(self, state: int) -> float:
-        """Waits until the tier is in a state; returns for how long."""
+    def until_state(self, state: int, load: _Load) -> float:
+        """Waits, under load, until the tier is in a state; returns for how long."""
         start = time.monotonic()
         with admin_peer(self._admin_target, deadline_s=5.0) as peer:
-            while time.monotonic() - start < 60:
+            while time.monotonic() - start < LONGEST_S:
                 if next(g.value for g in peer.stats().gauges if g.name == "warm_state") == state:
                     break
-                time.sleep(0.05)
+                load.gets(0.05)
         return time.monotonic() - start
 
 
