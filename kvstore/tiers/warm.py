@@ -127,8 +127,9 @@ class WarmTier:
         self._lending = Lending(disk, book.get, store_id=store_id, keyring=keyring)
         self._open: tuple[Segment, SegmentWriter] | None = None
         self._pool = DaemonPool(self.settings.readers, "kvstore-warm-read")
-        self._writes = DaemonPool(1, "kvstore-warm-io")
-        self._under_way: deque[_Begun] = deque()  # In the order they were begun; at most two.
+        self._writes = DaemonPool(2, "kvstore-warm-io")
+        self._under_way: deque[_Begun] = deque()  # In the order they were begun; at most three, two of them written.
+        self._owes_room = False  # No segment is free but the open one.
         self._writer = threading.Thread(target=self._write_all, name="kvstore-warm-write", daemon=True)
         self._writer.start()
 
@@ -376,13 +377,16 @@ class WarmTier:
         left = batch
         try:
             while left and self.fault is None:
-                segment, writer = self._open or self._begin()
+                has_time = self._book.rules.segment_bytes >= 8 * BATCH_BYTES
+                segment, writer = self._open or self._begin(owe_room=has_time)
                 placed, write = writer.place([item.block for item in left])
                 written = self._writes.submit(self._watched(write), otherwise=_CLOSED)
                 begun = _Begun(segment, writer, left[: len(placed)], placed, written)
                 left = left[len(placed) :]
                 self._under_way.append(begun)
-                self._take_in(most_left=1)
+                if self._owes_room:
+                    self._make_room()  # While the disk is busy.
+                self._take_in(most_left=2)
                 if left:
                     self._seal()
         except Exception as error:  # noqa: BLE001 - whoever asked is told; the thread must live
@@ -464,8 +468,9 @@ class WarmTier:
         self._residents.put(segment, row)
         self._book.wrote(located.size_bytes, again=again)
 
-    def _begin(self) -> tuple[Segment, SegmentWriter]:
-        """Begins the next segment; then sees to it that another one is free. Raises OSError and IndexBroken."""
+    def _begin(self, *, owe_room: bool = False) -> tuple[Segment, SegmentWriter]:
+        """Begins the next segment; then sees to it that another one is free, or leaves that to its caller (`owe_room`),
+        who must while this one has room for what is written again. Raises OSError and IndexBroken."""
         segment = self._book.open()
         if segment is None:  # Nothing was left free: capacity that was taken away, or segments that failed.
             self._give_up_one(rewrite=False)
@@ -482,9 +487,14 @@ class WarmTier:
             raise
         self._lending.add((segment.number, segment.sequence), writer.device, writer.key)
         self._open = (segment, writer)
-        if not self._book.has_room:
-            self._give_up_one(rewrite=True)
+        self._owes_room = not self._book.has_room
+        if self._owes_room and not owe_room:
+            self._make_room()
         return self._open or self._begin()
+
+    def _make_room(self) -> None:
+        self._owes_room = False
+        self._give_up_one(rewrite=True)
 
     def _seal(self) -> None:
         """Makes the open segment durable, and its blocks known to the index. Raises OSError and IndexBroken."""
