@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore.core.segments import SegmentBook, SegmentRules
+from kvstore.tiers import warm
 from kvstore.tiers.device import aligned, read_bytes
 from kvstore.tiers.recovery import Clock, name_of, recover
 from kvstore.tiers.segment import BLOCK_BYTES, Described, blocks_of
@@ -113,7 +115,10 @@ class Witness:
         tombstones.close()
 
 
-def test_a_kill_at_any_operation_leaves_what_is_right_and_nothing_else(tmp_path: Path) -> None:
+def test_a_kill_at_any_operation_leaves_what_is_right_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "BATCH_BYTES", 4 * BLOCK_BYTES)  # So that several writes are under way at once.
     disk, book = MemoryDisk(), SegmentBook(SegmentRules(segment_bytes=SIZE), SEGMENTS * SIZE)
     tombstones = Tombstones(tmp_path / "deleted.log")
     found = recover(
@@ -137,11 +142,13 @@ def test_a_kill_at_any_operation_leaves_what_is_right_and_nothing_else(tmp_path:
     )
     witness = Witness(tmp_path, disk)
     failures: list[BaseException] = []
+    one_at_a_time = threading.Lock()
 
     def watched(what: str, name: str) -> None:
         try:
-            if not failures:
-                witness.crash(what, name)
+            with one_at_a_time:
+                if not failures:
+                    witness.crash(what, name)
         except BaseException as error:  # noqa: BLE001 - in a thread of the tier: the test must hear of it
             failures.append(error)
 
