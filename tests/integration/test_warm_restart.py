@@ -154,7 +154,7 @@ def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_a_kill_at_any_call_of_the_disk_leaves_a_folder_that_opens(tmp_path: Path, point: str) -> None:
     rng = random.Random(point)
     stored: list[bytes] = []
-    for life in range(4):
+    for life in range(2):
         with serving(tmp_path) as (process, client):
             assert found(client, rng.sample(stored, min(24, len(stored)))) >= 0  # `found` compares the bytes.
             keys = chain(life + 1, 3 * HOT_BLOCKS)
