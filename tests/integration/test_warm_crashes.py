@@ -22,7 +22,7 @@ KEYS = chain(7, 800)  # 100 MiB: more than the disk keeps, six times what memory
 CALL = 4  # Blocks in one call.
 CAPACITY_BYTES = 64 << 20
 LIFE_S = 0.7  # At most, after it serves.
-LIVES = 8
+LIVES = 6
 LONG_LIVES = int(os.environ.get("KVCOMMONS_LIVES", "200"))
 
 

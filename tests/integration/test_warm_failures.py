@@ -539,7 +539,7 @@ def quietly(call: Callable[[], object]) -> None:
         return
 
 
-@pytest.mark.parametrize("point", ["disk.read", "disk.write"])
+@pytest.mark.parametrize("point", ["disk.write"])
 def test_a_stop_while_the_disk_hangs_and_blocks_are_on_their_way_ends_in_time(tmp_path: Path, point: str) -> None:
     keys = chain(1, 4 * HOT_BLOCKS)
     written_folder(tmp_path)
