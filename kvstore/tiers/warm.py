@@ -434,7 +434,10 @@ class WarmTier:
 
         `touched`: when they were last used. Raises OSError and IndexBroken.
         """
+        self._take_in()  # Rows of a segment stand in the order of their places.
         segment, writer = self._open or self._begin()
+        if writer.failed:
+            raise OSError(errno.EIO, "a write to the segment failed before")
         with self._watch.call():
             placed = writer.write(blocks)
         return self._noted(segment, placed, touched=touched)

@@ -18,6 +18,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvstore.core.segments import SegmentBook, SegmentRules
+from kvstore.tiers import warm
 from kvstore.tiers.device import Disk, Folder, aligned
 from kvstore.tiers.index import IndexBroken, Located
 from kvstore.tiers.recovery import Clock, recover
@@ -536,6 +537,25 @@ def test_uses_that_were_noted_keep_a_block(scene: Scene) -> None:
     tier.note((99, 99), 0, scene.now, used=True)  # As it comes where a segment has just gone.
     scene.fill(80, 82)
     assert scene.there(0, 3) == {0, 1}
+
+
+def test_what_is_written_again_beside_a_write_under_way_stands_in_the_order_of_its_place(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "BATCH_BYTES", BLOCK_BYTES)  # One is given up while the next is begun.
+    tier = scene.open(capacity_count=4)
+    scene.fill(0, 10)
+    for i in range(10, 80):
+        scene.fill(i, i + 1)
+        for number, at in zip((0, 1, i), scene.find(0, 1, i), strict=True):
+            assert at is not None, f"{number} is gone after {i}"
+            assert tier.still_has(at.life, at.start), f"{number} lies there and is not seen there, after {i}"
+            if number < 2:
+                tier.note(at.life, at.start, scene.now, used=True)
+    assert tier.counts["rewritten_blocks"] > 2
+    for segment in scene.book.held:
+        starts = [segment.start_of(row) for row in range(len(segment))]
+        assert starts == sorted(starts)
 
 
 # -- what is being deleted ---------------------------------------------------------------------------------------------
