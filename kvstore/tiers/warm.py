@@ -794,6 +794,9 @@ class WarmTier:
             for i, located in zip(missing, stored, strict=True):
                 found[i] = located
         wall, book, marks = self._clocks.wall(), self._book, self._marks
+        for i, located in enumerate(found):  # Written again between the two look-ups: it lies elsewhere now.
+            if located is None or not book.has(*located.life, located.start):
+                found[i] = self._pending.get((digest, keys[i]))
         return [
             None
             if located is None

@@ -547,6 +547,7 @@ def test_what_is_written_again_beside_a_write_under_way_stands_in_the_order_of_i
     scene.fill(0, 10)
     for i in range(10, 80):
         scene.fill(i, i + 1)
+        tier.resize(4 * SIZE).result(WAIT_S)  # Nothing changes; but whatever was begun before has ended.
         for number, at in zip((0, 1, i), scene.find(0, 1, i), strict=True):
             assert at is not None, f"{number} is gone after {i}"
             assert tier.still_has(at.life, at.start), f"{number} lies there and is not seen there, after {i}"
