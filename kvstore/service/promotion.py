@@ -230,6 +230,8 @@ class Promotion:
         The chain's blocks in memory are named too, so that making room takes none of them.
         """
         namespace, now = fetch.namespace, self._clocks.now()
+        if self._store.namespaces.by_digest(namespace.spec.digest) is not namespace:
+            return []  # Dropped meanwhile, unused and empty: its index may be another's by now.
         # Deleted or given up meanwhile: not any more; deleted and written again: not what was looked up.
         there = self._warm.has(namespace.spec.digest, [key for key, _ in group])
         places = {

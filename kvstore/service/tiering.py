@@ -243,7 +243,7 @@ class Tiering:
         left_s = max(0.1, self.settings.flush_s - (self._clocks.now() - started))
         try:
             await asyncio.wait_for(asyncio.wrap_future(self.warm.flush()), left_s)
-        except (OSError, asyncio.TimeoutError, Exception) as error:  # noqa: BLE001 - whatever it is, we are going
+        except Exception as error:  # noqa: BLE001 - whatever it is, we are going
             _LOG.warning("what was written last may be lost: %s", error)
         _LOG.info("wrote %d blocks of memory to disk, %d were left", written, left)
 
@@ -259,8 +259,8 @@ class Tiering:
         demotion, promotion = self.demotion.counts, self.promotion.counts
         found = {name: demotion[name] for name in ("demoted_blocks", "kept_blocks")}
         found |= {f"dropped_{why}_blocks": demotion[f"dropped_{why}_blocks"] for why in DROPPED}
-        names = ("promoted", "missed", "vanished", "refused", "cancelled", "late")
-        found |= {f"promote_{name}_blocks": promotion[f"{name}_blocks"] for name in names[1:]}
+        names = ("missed", "vanished", "refused", "cancelled", "late")
+        found |= {f"promote_{name}_blocks": promotion[f"{name}_blocks"] for name in names}
         found["promoted_blocks"] = promotion["promoted_blocks"]
         tier = self.warm.counts
         found |= {name: tier[name] for name in TIER_COUNTS}
