@@ -7,9 +7,11 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xxhash import xxh3_64_hexdigest
@@ -539,7 +541,14 @@ def quietly(call: Callable[[], object]) -> None:
         return
 
 
-@pytest.mark.parametrize("point", ["disk.write"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "disk.write",
+        pytest.param("disk.read", marks=pytest.mark.soak),
+        pytest.param("disk.sync", marks=pytest.mark.soak),
+    ],
+)
 def test_a_stop_while_the_disk_hangs_and_blocks_are_on_their_way_ends_in_time(tmp_path: Path, point: str) -> None:
     keys = chain(1, 4 * HOT_BLOCKS)
     written_folder(tmp_path)
@@ -553,3 +562,37 @@ def test_a_stop_while_the_disk_hangs_and_blocks_are_on_their_way_ends_in_time(tm
         assert "Traceback" not in process.stderr_text(), process.stderr_text()
     with serving(tmp_path) as (process, client):
         assert found(client, keys[:64]) == 64
+
+
+def test_a_promotion_whose_namespace_was_dropped_meanwhile_takes_no_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = kv_spec("name", part_bytes=PART_BYTES)
+    after = replace(before, model="another model")
+    with warm_shard(tmp_path) as warm:
+        keys = chain(1, 8)
+        warm.put(keys, before)
+        warm.fill(2, 3 * HOT_BLOCKS)  # All of it has left memory.
+        located: list[Future[Any]] = []
+        asked, real = threading.Event(), warm.tiering.warm.locate
+
+        def held(digest: bytes, wanted: Sequence[bytes]) -> Future[Any]:
+            answer.append(real(digest, wanted).result(10))
+            located.append(Future())
+            asked.set()
+            return located[-1]
+
+        answer: list[Any] = []
+        monkeypatch.setattr(warm.tiering.warm, "locate", held)
+        reader = threading.Thread(target=lambda: warm.get(keys, before))
+        reader.start()
+        assert asked.wait(10)
+        warm.shard.end_sessions()
+        with Client(ClientOptions(warm.shard.target)) as other:
+            assert other.namespace(after).put(keys[:1], [value(keys[0])]).ok  # The name has gone to another.
+            located[0].set_result(answer[0])
+            reader.join(20)
+            assert not reader.is_alive()
+            monkeypatch.undo()
+            assert other.namespace(after).match(keys).prefix_blocks == 1
+            warm.shard.ask(lambda local: local.server.shell.store.check())
