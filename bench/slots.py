@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -33,8 +34,9 @@ DESCRIBED = Described(NAMESPACE.digest, NAMESPACE.to_message().SerializeToString
 CLOCKS = Clocks(time.monotonic, time.time)
 SEGMENT_BYTES = 256 * MIB  # The default of warm.segment.
 IN_FLIGHT_BYTES = 128 * MIB  # The default of warm.queue.
-READ_BYTES, READERS = 8 * MIB, 4  # As the server hands them to its reading threads, and how many it has.
+READ_BYTES, READERS = 4 * MIB, 8  # As the server hands them to its reading threads, and how many it has.
 CACHE_BYTES = 64 * MIB
+USED_BYTES = 512 * MIB
 WAIT_S = 60.0
 
 
@@ -46,6 +48,9 @@ class Slots:
 
     def __init__(self, slot_count: int) -> None:
         self._memory = ArenaMemory(slot_count * PART_BYTES)
+        self._memory.prefault_in_background()
+        while self._memory.is_prefaulting:
+            time.sleep(0.01)
         self.pieces = cut(self._memory.view, PART_BYTES, slot_count)
         generator = np.random.default_rng(7)
         for piece in self.pieces:
@@ -71,6 +76,28 @@ class Slots:
         """Gives a slot other bytes for another block."""
         self.pieces[slot][:8] = number.to_bytes(8, "little")
         self._checksums[slot] = xxh3_64_intdigest(self.pieces[slot])
+
+
+@contextmanager
+def used_pages_taken() -> Iterator[None]:
+    """Takes the pages that processes before have given back, so that what is compared inside of this has memory alike.
+
+    Each CPU keeps such pages in the wrong order and hands them out first, and a virtual disk takes up to twice as long
+    for memory whose pages do not follow one another.
+    """
+    cpus = os.sched_getaffinity(0)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = total // (8 * len(cpus)) + USED_BYTES  # The most that a CPU keeps (Linux 6.7), and what all have.
+    fd = os.memfd_create("bench-pages", os.MFD_CLOEXEC)
+    try:
+        for i, cpu in enumerate(sorted(cpus)):
+            os.sched_setaffinity(0, {cpu})
+            os.posix_fallocate(fd, i * size, size)
+        os.sched_setaffinity(0, cpus)
+        yield
+    finally:
+        os.sched_setaffinity(0, cpus)
+        os.close(fd)
 
 
 def key_of(number: int) -> bytes:

@@ -7,38 +7,50 @@ import time
 from itertools import count
 from pathlib import Path
 
-import numpy as np
-
 from bench.disk import OWN, RAW, RawReader, folder_on_disk, in_turn, share_row
 from bench.jobs import cut
 from bench.players import DEADLINE_MS
 from bench.report import Row
 from bench.rig import MIB, Running, percentile, serving, warm
-from bench.slots import NAMESPACE, PART_BYTES, READERS, SEGMENT_BYTES, filled, key_of, raw_reads
+from bench.slots import (
+    NAMESPACE,
+    PART_BYTES,
+    READERS,
+    SEGMENT_BYTES,
+    Slots,
+    filled,
+    key_of,
+    raw_reads,
+    used_pages_taken,
+)
 from bench.warm_clients import GET, PING, PUT, WAIT_MS, playing
 from kvstore.replay.admin import admin_peer
-from kvstore.tiers.device import aligned
 from kvstore_client import Client, ClientOptions
 
-HOT, PROMOTE_QUEUE, CAPACITY_BYTES = "384MiB", "128MiB", 2048 * MIB
-GET_BLOCKS, GET_SETS = 64, 8  # More sets than memory has room for: each has left it before its turn comes again.
+GET_BLOCKS, GET_SETS = 64, 8
+HOT_SETS = 3  # Less than all: each has left memory before its turn comes again.
+HOT, PROMOTE_QUEUE, CAPACITY_BYTES = HOT_SETS * GET_BLOCKS * PART_BYTES, "128MiB", 2048 * MIB
 BESIDE_HOT, BESIDE_CAPACITY_BYTES, BESIDE_SETS = "512MiB", 4096 * MIB, 8
 
 
 def warm_gets(*, rounds: int, seconds: float, at_least: float) -> list[Row]:
-    """Gets of blocks that only the disk has: it serves what a server before it left there, and memory is small."""
+    """Gets of blocks that only the disk has: it serves what a server before it left there, and memory is small.
+
+    The bare reads go round memory of the same kind and size.
+    """
     with folder_on_disk("warm") as folder:
         places = filled(folder / "warm", CAPACITY_BYTES, set_count=GET_SETS, block_count=GET_BLOCKS)
         flags = _flags(folder / "warm", CAPACITY_BYTES)
         with (
-            serving(HOT, *flags, "--warm.promote_queue", PROMOTE_QUEUE) as running,
+            used_pages_taken(),
+            serving(str(HOT), *flags, "--warm.promote_queue", PROMOTE_QUEUE) as running,
             RawReader(READERS) as reader,
+            Slots(HOT_SETS * GET_BLOCKS) as slots,
             _Gets(running) as gets,
         ):
-            memory = aligned(GET_BLOCKS * PART_BYTES)
-            np.frombuffer(memory, np.uint8).fill(1)
-            pieces = cut(memory, PART_BYTES, GET_BLOCKS)
-            bare = [raw_reads(reader, folder / "warm" / "segments", one, pieces) for one in places]
+            sets = [slots.pieces[at : at + GET_BLOCKS] for at in range(0, len(slots.pieces), GET_BLOCKS)]
+            segments = folder / "warm" / "segments"
+            bare = [raw_reads(reader, segments, one, sets[i % HOT_SETS]) for i, one in enumerate(places)]
             turn = count()
             before = counted(running)["warm_promoted_blocks"]
             acts = {OWN: gets.get_s, RAW: lambda: reader.read_s(bare[next(turn) % GET_SETS])}

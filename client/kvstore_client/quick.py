@@ -19,8 +19,10 @@ from xxhash import xxh3_64
 from kvstore_client.buffers import Entry
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import DirectCore
+from kvstore_client.errors import MalformedAnswer
 from kvstore_client.fast.lane import BlockingLane, Plain
 from kvstore_client.fast.pools import BlockingLanes
+from kvstore_client.fast.wire import OneMessage
 from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
@@ -87,7 +89,7 @@ def quick_get(
         core.stats.fetched_blocks_asked += len(views)
         core.stats.failed(error)
         return GetResult.failed(len(views), 1, error)
-    except OSError:
+    except (OSError, KvStoreError):
         return None
     finally:
         if lane is not None:
@@ -142,34 +144,31 @@ def _read(lane: BlockingLane, asked: _Asked) -> bytes | None:
 def _copy(
     lane: BlockingLane, asked: _Asked, arena: Arena, core: DirectCore, transport: FramedTransport
 ) -> bytes | None:
-    """As `_read`, out of the arena under a lease. Nobody waits for the end of it where checksums prove the bytes.
+    """As `_read`, out of the arena under a lease. What is leased is copied as the shard tells of it, while it brings
+    the rest from its disk. Nobody waits for the end of the lease where checksums prove the bytes.
 
     A lease that a broken lane leaves behind ends at the call's deadline.
     """
     verify = core.options.verify
     limit = asked.binding.limits.max_lease_ms
-    request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)), in_one=True)
+    request = store.AcquireRequest(lease_ms=max(1, min(asked.deadline.remaining_ms(), limit)))
+    landing = _Landing(asked.views, arena, verify)
     done = False
-    try:
-        plain = lane.ask(Verb.ACQUIRE, asked.fill(request), asked.deadline)
-        answer = None if plain is None or plain.payload or plain.left else _acquired(plain.message)
-        if answer is None:
-            return None
-        done = True
-    finally:
-        if not done:
-            lane.close()
-    states: bytes | None = None
     proved = True  # Or of no interest any more: then nobody waits for the answer.
     try:
-        states = _copied(asked, answer, arena, verify)
-        proved = verify is Verify.ON or states is None
+        if not lane.ask_all(Verb.ACQUIRE, asked.fill(request), landing, asked.deadline):
+            return None
+        done = True
+        proved = verify is Verify.ON or not landing.is_whole
     finally:  # However it ends: an interrupt mostly comes here, where most of the time goes.
-        if proved and answer.HasField("lease"):
-            _let_go(lane, asked, answer.lease, core, transport)
-    if proved or not answer.HasField("lease"):
+        if landing.lease is not None and proved:
+            _let_go(lane, asked, landing.lease, core, transport)
+        if not done:
+            lane.close()
+    states = landing.states if landing.is_whole else None
+    if proved or landing.lease is None:
         return states
-    return states if _was_valid(lane, _release(asked, answer.lease), asked.deadline) else None
+    return states if _was_valid(lane, _release(asked, landing.lease), asked.deadline) else None
 
 
 def _release(asked: _Asked, lease: types.Lease) -> bytes:
@@ -184,24 +183,56 @@ def _let_go(
         core.background(transport.end_lease("Acquire", asked.binding.session, lease))
 
 
-def _copied(asked: _Asked, answer: store.AcquireResponse, arena: Arena, verify: Verify) -> bytes | None:
-    """Copies what was leased and returns the states; None where the answer does not fit, or a checksum does not."""
-    states, views = answer.states if answer.settled and not answer.first else b"", asked.views
-    if not _fits(states, answer.lengths, len(answer.checksums), views):
-        return None
-    hits = views if states.count(BlockState.HOT) == len(views) else _hits(states, views)
-    try:
-        corrupt = arena.copier.copy_out(
-            arena.array,
-            offsets=answer.offsets,
-            lengths=answer.lengths,
-            checksums=answer.checksums,
-            targets=[[view] for view in hits],
-            verify=verify,
-        )
-    except KvStoreError:
-        return None
-    return None if corrupt else states
+class _Landing(OneMessage):
+    """Copies what each message of an Acquire's answer leases. `is_good`: all of it fits the question, and no checksum
+    said otherwise; nothing is copied any more once it is not."""
+
+    def __init__(self, views: list[memoryview], arena: Arena, verify: Verify) -> None:
+        super().__init__()
+        self._views, self._arena, self._verify = views, arena, verify
+        self.states = b""
+        self.lease: types.Lease | None = None
+        self.settled, self.is_good = False, True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was asked for was told, and all that was leased landed."""
+        return self.is_good and self.settled
+
+    def message(self, raw: bytes) -> None:
+        answer = store.AcquireResponse()
+        try:
+            answer.ParseFromString(raw)
+        except DecodeError:
+            raise MalformedAnswer("is not an AcquireResponse") from None
+        if answer.HasField("lease"):
+            self.lease = answer.lease
+        if self.is_good:
+            self.is_good = not self.settled and self._copied(answer)
+        self.settled = answer.settled
+
+    def _copied(self, answer: store.AcquireResponse) -> bool:
+        states, first = answer.states, len(self.states)
+        end = first + len(states)
+        is_one = len(states) == len(self._views)
+        if answer.first != first or end > len(self._views) or (answer.settled and end < len(self._views)):
+            return False
+        views = self._views if is_one else self._views[first:end]
+        if not _fits(states, answer.lengths, len(answer.checksums), len(self._views[0])):
+            return False
+        self.states = states if is_one else self.states + states
+        hits = views if states.count(BlockState.HOT) == len(views) else _hits(states, views)
+        try:
+            return not self._arena.copier.copy_out(
+                self._arena.array,
+                offsets=answer.offsets,
+                lengths=answer.lengths,
+                checksums=answer.checksums,
+                targets=[[view] for view in hits],
+                verify=self._verify,
+            )
+        except KvStoreError:
+            return False
 
 
 def _was_valid(lane: BlockingLane, release: bytes, deadline: Deadline) -> bool:
@@ -244,26 +275,18 @@ def _header(message: memoryview, views: list[memoryview]) -> store.GetHeader | N
     except DecodeError:
         return None
     header = answer.header
-    return header if _fits(header.states, header.lengths, len(header.checksums), views) else None
+    is_whole = len(header.states) == len(views)
+    return header if is_whole and _fits(header.states, header.lengths, len(header.checksums), len(views[0])) else None
 
 
-def _acquired(message: memoryview) -> store.AcquireResponse | None:
-    answer = store.AcquireResponse()
-    try:
-        answer.ParseFromString(bytes(message))
-    except DecodeError:
-        return None
-    return answer
-
-
-def _fits(states: bytes, lengths: Sequence[int], checksum_count: int, views: list[memoryview]) -> bool:
-    """Whether these are the states of a whole answer to the question, with what each hit needs."""
-    hits, size = len(lengths), len(views[0])
-    if len(states) != len(views) or states.count(BlockState.HOT) != hits or checksum_count != hits:
+def _fits(states: bytes, lengths: Sequence[int], checksum_count: int, size: int) -> bool:
+    """Whether these are states of an answer with what each hit needs, a length and a checksum."""
+    hits = len(lengths)
+    if states.count(BlockState.HOT) != hits or checksum_count != hits:
         return False
     if any(length != size for length in lengths):
         return False
-    return hits == len(views) or (max(states) <= BlockState.BEYOND and BlockState.BUSY not in states)
+    return hits == len(states) or (max(states) <= BlockState.BEYOND and BlockState.BUSY not in states)
 
 
 def _hits(states: bytes, views: list[memoryview]) -> list[memoryview]:

@@ -398,7 +398,11 @@ class WarmConfig:
         )
     )
     read_threads: int = field(
-        metadata=_option(Count(low=1, high=64), default="4", doc="threads that read from disk and look up in the index")
+        metadata=_option(
+            Count(low=1, high=64),
+            default="8",
+            doc="reads that the disk has at once; as many threads more check what came, and look up",
+        )
     )
     clean_share: float = field(
         metadata=_option(

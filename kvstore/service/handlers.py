@@ -114,12 +114,8 @@ class StoreHandlers:
         acquisition = self.begin_acquire(session, request, self._shell.checks.lease_s(request.lease_ms))
         delivered = False
         try:
-            if request.in_one:
-                steps = [step async for step in self.steps(acquisition, wait_s, call)]
-                yield self._acquired(acquisition, joined_steps(steps))
-            else:
-                async for step in self.steps(acquisition, wait_s, call):
-                    yield self._acquired(acquisition, step)
+            async for step in self.steps(acquisition, wait_s, call):
+                yield self._acquired(acquisition, step)
             delivered = True
         finally:
             if not delivered and acquisition.lease is not None:  # The caller has gone; nobody will release it.

@@ -96,6 +96,11 @@ class Shell:
         """Raises UnknownSession."""
         return self.store.sessions.get(session_id)
 
+    @property
+    def threads_work(self) -> bool:
+        """Whether threads of this process copy, or read from disk, so that the event loop had better sleep."""
+        return self.copier.is_busy or (self.tiering is not None and self.tiering.promotion.bytes_on_the_way > 0)
+
     def settle(self) -> None:
         """Performs the effects that the core left."""
         for effect in self.store.take_effects():

@@ -18,11 +18,17 @@ class _Work(NamedTuple):
 
 
 class DaemonPool:
-    """Owns its threads from construction to `close`. Whoever asks bounds how much waits."""
+    """Owns its threads from construction to `close`. Whoever asks bounds how much waits.
 
-    def __init__(self, count: int, name: str) -> None:
+    `count` of them have a turn at once; there are as many more with `turns`, for what goes on after `pass_turn`.
+    """
+
+    def __init__(self, count: int, name: str, *, turns: bool = False) -> None:
         self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
         self._closing = False
+        self._turns = threading.Semaphore(count)
+        self._mine = threading.local()
+        count += count * turns
         self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
             thread.start()
@@ -37,6 +43,12 @@ class DaemonPool:
         if self._closing:
             self.abandon()
         return work.future
+
+    def pass_turn(self) -> None:
+        """Lets another thread begin with what waits, while the calling one goes on with its own. Idempotent."""
+        if self._mine.has_turn:
+            self._mine.has_turn = False
+            self._turns.release()
 
     def close(self) -> None:
         """Does what waits, and waits for it. Idempotent."""
@@ -59,14 +71,24 @@ class DaemonPool:
         self._waiting.put(None)
 
     def _work(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            if not work.future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = work.run()
-            except BaseException as error:  # noqa: BLE001 - whoever asked is told; the thread must live
-                work.future.set_exception(error)
-            else:
-                work.future.set_result(result)
+        while True:
+            self._turns.acquire()
+            self._mine.has_turn = True
+            work = self._waiting.get()
+            if work is None:
+                break
+            self._do(work)
             del work
+            self.pass_turn()
         self._waiting.put(None)  # For the next thread.
+        self.pass_turn()
+
+    def _do(self, work: _Work) -> None:
+        if not work.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work.run()
+        except BaseException as error:  # noqa: BLE001 - whoever asked is told; the thread must live
+            work.future.set_exception(error)
+        else:
+            work.future.set_result(result)

@@ -55,19 +55,18 @@ def runs_of(parts: Iterable[PartIn]) -> Iterator[Run]:
         yield Run(found[0].offset, found)
 
 
-def read_run(device: Device, run: Run, key: SegmentKey | None = None) -> list[PartIn]:
-    """Reads a run and returns the parts whose bytes are not what was written. Blocks. Raises OSError.
-
-    `key`: of the segment's life, where it is sealed.
-    """
+def read_run(device: Device, run: Run) -> None:
+    """Reads a run; `mismatched` tells what of it came as it was written. Blocks. Raises OSError."""
     pieces = [part.piece for part in run.parts if len(part.piece)]
     if pieces:
         device.read(run.offset, pieces)
-    return mismatched(run.parts, key)
 
 
 def mismatched(parts: Iterable[PartIn], key: SegmentKey | None = None) -> list[PartIn]:
-    """Opens parts that are sealed, where they lie, and returns those that do not have the bytes that were written."""
+    """Opens parts that are sealed, where they lie, and returns those that do not have the bytes that were written.
+
+    `key`: of the segment's life, where it is sealed.
+    """
     return [part for part in parts if not (_open(part, key) and _is_whole(part))]
 
 

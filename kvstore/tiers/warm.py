@@ -35,7 +35,7 @@ from kvstore.tiers.marks import Marks
 from kvstore.tiers.pool import DaemonPool
 from kvstore.tiers.reader import PartIn, mismatched, read_run, runs_of
 from kvstore.tiers.recovery import blocks_in, name_of
-from kvstore.tiers.sealing import Keyring, WrongKey
+from kvstore.tiers.sealing import Keyring, SegmentKey, WrongKey
 from kvstore.tiers.segment import BLOCK_BYTES, BadSegment, Described, Header, Layout, blocks_of
 from kvstore.tiers.tombstones import WHOLE, Tombstone, Tombstones
 from kvstore.tiers.watch import Watch
@@ -67,7 +67,7 @@ class WarmSettings:
     that it is tells of its leaving by `WarmTier.note`."""
 
     queue_bytes: int = 256 << 20
-    readers: int = 4
+    readers: int = 8
     is_hot: Callable[[bytes, bytes], bool] = lambda digest, key: False
 
 
@@ -78,6 +78,13 @@ class Wanted(NamedTuple):
     key: bytes
     located: Located
     pieces: Sequence[memoryview]
+
+
+class _Came(NamedTuple):
+    """Parts as they came from the device, not looked at yet, and the key of their segment's life."""
+
+    parts: list[PartIn]
+    key: SegmentKey | None
 
 
 class Purged(NamedTuple):
@@ -126,7 +133,7 @@ class WarmTier:
         self._watch = Watch(clocks.now)
         self._lending = Lending(disk, book.get, store_id=store_id, keyring=keyring)
         self._open: tuple[Segment, SegmentWriter] | None = None
-        self._pool = DaemonPool(self.settings.readers, "kvstore-warm-read")
+        self._pool = DaemonPool(self.settings.readers, "kvstore-warm-read", turns=True)
         self._writes = DaemonPool(2, "kvstore-warm-io")
         self._under_way: deque[_Begun] = deque()  # In the order they were begun; at most three, two of them written.
         self._owes_room = False  # No segment is free but the open one.
@@ -812,10 +819,20 @@ class WarmTier:
         by_life: dict[tuple[int, int], list[int]] = {}
         for i, want in enumerate(wanted):
             by_life.setdefault(want.located.life, []).append(i)
+        landed = []
         for life, indexes in by_life.items():
-            if not self._read_life(life, {i: wanted[i] for i in indexes}, good):
-                for i in indexes:
-                    good[i] = False
+            parts = [part for i in indexes for part in _parts_in(i, wanted[i])]
+            came = self._read_life(life, parts)
+            if came is not None:
+                landed.append(came)
+                continue
+            for i in indexes:
+                good[i] = False
+        self._pool.pass_turn()  # The disk has more to do while this thread looks at what came.
+        for came in landed:
+            for i in {wrong.block for wrong in mismatched(*came)}:
+                good[i] = False
+                self._damaged(wanted[i])
         now = self._clocks.now()
         for want, is_good in zip(wanted, good, strict=True):
             if is_good:
@@ -826,25 +843,21 @@ class WarmTier:
             self.counts["missed_blocks"] += len(good) - sum(good)
         return good
 
-    def _read_life(self, life: tuple[int, int], wanted: dict[int, Wanted], good: list[bool]) -> bool:
-        """Reads blocks of one segment; notes which are not good. False where none could be read."""
-        parts = [part for i, want in wanted.items() for part in _parts_in(i, want)]
+    def _read_life(self, life: tuple[int, int], parts: list[PartIn]) -> _Came | None:
+        """Reads parts of one segment; None where they cannot be read."""
         try:
             with self._watch.call(), self._lending.lent(life) as lent:
                 for run in runs_of(parts):
-                    for block in {wrong.block for wrong in read_run(lent.device, run, lent.key)}:
-                        good[block] = False
-                        self._damaged(wanted[block])
+                    read_run(lent.device, run)
+                return _Came(parts, lent.key)
         except Gone:
-            return False
+            pass
         except FileNotFoundError as error:
             self._lost(life, error)
-            return False
         except (OSError, *_DAMAGE) as error:
             self._count("read_errors")
             _LOG.warning("reading segment %d: %s", life[0], error)
-            return False
-        return True
+        return None
 
     def _damaged(self, want: Wanted) -> None:
         """Takes a block out whose bytes are not what was written, unless there is another by now."""

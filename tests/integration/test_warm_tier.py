@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from kvstore_client import BlockState
+from kvstore.service import promotion
+from kvstore.tiers.warm import Wanted, WarmTier
+from kvstore_client import BlockState, GetResult
+from tests.integration.transport_scene import until
 from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, chain, value, warm_shard
 from tests.shards import kv_spec
 
@@ -84,6 +90,63 @@ def test_a_chain_longer_than_may_be_on_its_way_is_brought_piece_by_piece(tmp_pat
         warm.put(keys)
         warm.fill(2)
         assert warm.get(keys).prefix_blocks == len(keys)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Sequence[Wanted], Future[list[bool]]]]]:
+    """Each block is one read, and none of them is made: what is read, and what it waits for."""
+    reads: list[tuple[Sequence[Wanted], Future[list[bool]]]] = []
+
+    def hold(self: WarmTier, wanted: Sequence[Wanted]) -> Future[list[bool]]:
+        reads.append((list(wanted), Future()))
+        return reads[-1][1]
+
+    monkeypatch.setattr(promotion, "READ_BYTES", 1)
+    monkeypatch.setattr(WarmTier, "read", hold)
+    yield reads
+    for _, future in reads:
+        future.cancel()
+
+
+def test_reads_of_a_chain_are_few_ahead_of_the_first_that_has_not_come(
+    tmp_path: Path, held: list[tuple[Sequence[Wanted], Future[list[bool]]]]
+) -> None:
+    ahead = promotion.READS_AHEAD
+    with warm_shard(tmp_path, more={"warm.promote_queue": "16MiB"}) as warm:
+        keys = warm.fill(1, HOT_BLOCKS // 2)
+        warm.fill(2)
+        asked: list[GetResult] = []
+        reader = threading.Thread(target=lambda: asked.append(warm.get(keys)))
+        reader.start()
+        until(lambda: len(held) == ahead, "too few reads")
+        held[1][1].set_result([False])
+        time.sleep(0.05)
+        assert len(held) == ahead, "the first one has not come"
+        held[0][1].set_result([False])
+        until(lambda: len(held) == ahead + 2, "no more reads")
+        assert [wanted[0].key for wanted, _ in held] == keys[: ahead + 2]
+        for at in range(2, len(keys)):
+            until(lambda at=at: len(held) > at, "no more reads")  # type: ignore[misc]
+            held[at][1].set_result([False])
+        reader.join(20)
+        assert [found.prefix_blocks for found in asked] == [0]
+        assert warm.count("warm_promoting_bytes") == 0
+
+
+def test_what_nobody_waits_for_any_more_is_given_up_before_its_turn(
+    tmp_path: Path, held: list[tuple[Sequence[Wanted], Future[list[bool]]]]
+) -> None:
+    ahead = promotion.READS_AHEAD
+    with warm_shard(tmp_path, more={"warm.promote_queue": "8MiB"}) as warm:
+        keys = warm.fill(1, HOT_BLOCKS // 2)
+        warm.fill(2)
+        assert warm.get(keys, wait_ms=100).prefix_blocks == 0
+        warm.shard.until(lambda local: not warm.tiering.promotion.bytes_on_the_way, "reads are left")
+        assert len(held) == ahead, "it begins with more, though nobody waits"
+        assert all(future.cancelled() for _, future in held)
+        assert warm.count("warm_promote_cancelled_blocks") == len(keys)
+        warm.shard.ask(lambda local: local.server.shell.store.check())
+        assert warm.stored(keys) == len(keys)
 
 
 def test_a_deleted_block_is_not_found_on_disk(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +16,7 @@ from kvstore_client import ClientOptions, Coverage, Verify
 from kvstore_client.copying import Copier
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import DirectCore
+from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.quick import MOST_COPIED_BLOCKS, quick_get
 from kvstore_client.stats import Counters
 from kvstore_client.transports.framed import Arena, FramedTransport
@@ -40,7 +42,14 @@ class TakingLanes(Lanes):
     def __init__(self) -> None:
         super().__init__()
         self.answer = leased()
+        self.rest = b""  # Of the answer, that comes a moment later.
         self.frames: list[tuple[int, int, bytes]] = []
+
+    def borrow(self, size_bytes: int) -> BlockingLane:
+        lane = super().borrow(size_bytes)
+        if self.rest:
+            threading.Timer(0.002, self._peers[-1].sendall, (self.rest,)).start()
+        return lane
 
     def give_back(self, lane: Any) -> None:
         raw = self._peers.pop().recv(1 << 16)
@@ -297,7 +306,102 @@ def test_an_interrupt_in_the_middle_of_the_copy_lets_the_lease_go(core: Core) ->
     with pytest.raises(KeyboardInterrupt):
         get(core, keys(0, 3), rooms())
     assert core.lanes.released == [LEASE]
+    assert core.lanes.given_back[0].broken  # More of the answer may be to come.
+
+
+def begun(count: int = 2, **kwargs: Any) -> bytes:
+    """The first message of several: the first blocks are there, the rest is on its way."""
+    of_each = {"offsets": OFFSETS[:count], "lengths": (SIZE,) * count, "values": VALUES[:count]}
+    return leased((HOT,) * count, **(of_each | {"settled": False, "flags": 0} | kwargs))
+
+
+def went_on(states: Sequence[int] = (HOT,), **kwargs: Any) -> bytes:
+    """The last message after `begun`."""
+    of_each = {"offsets": OFFSETS[2:], "lengths": (SIZE,), "values": VALUES[2:], "lease": None, "first": 2}
+    return leased(states, **(of_each | kwargs))
+
+
+def test_what_comes_first_is_copied_while_the_rest_is_on_its_way(core: Core) -> None:
+    core.lanes.answer, into, peers = begun(), rooms(), core.lanes._peers
+    landed: list[list[bytes]] = []
+    copy_out = core.arena.copier.copy_out
+
+    def copy_then_go_on(*args: Any, **kwargs: Any) -> list[int]:
+        corrupt = copy_out(*args, **kwargs)
+        landed.append([bytes(room) for room in into])
+        if len(landed) == 1:
+            peers[-1].sendall(went_on())  # Not before the first blocks have landed.
+        return cast("list[int]", corrupt)
+
+    core.arena = core.arena._replace(copier=_Copying(copy_then_go_on, core.arena.copier))
+    got = get(core, keys(0, 3), into)
+    assert (got.prefix_blocks, got.states) == (3, bytes((HOT,) * 3))
+    assert landed == [[*VALUES[:2], bytes(SIZE)], VALUES]
+    assert core.lanes.released == [LEASE]
     assert not core.lanes.given_back[0].broken
+
+
+@pytest.mark.parametrize("states", [(HOT,), (MISS,)])
+def test_however_the_messages_of_an_answer_are_cut_it_is_taken_whole(core: Core, states: tuple[int, ...]) -> None:
+    hits = states.count(HOT)
+    answer = (
+        begun(0, lease=None)
+        + begun()
+        + went_on(states, offsets=OFFSETS[2 : 2 + hits], lengths=(SIZE,) * hits, values=VALUES[2 : 2 + hits])
+    )
+    for cut in range(HEADER_BYTES, len(answer), 5):  # Less than a header is left to the long way.
+        core.lanes.answer, core.lanes.rest, into = answer[:cut], answer[cut:], rooms()
+        core.lanes.frames.clear()
+        got = get(core, keys(0, 3), into)
+        assert got.prefix_blocks == 2 + hits, cut
+        assert [bytes(room) for room in into] == [*VALUES[:2], VALUES[2] if hits else bytes(SIZE)], cut
+        assert core.lanes.released == [LEASE]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        begun() + went_on(first=1),
+        begun() + went_on((HOT, MISS)),
+        begun() + went_on((), offsets=(), lengths=(), values=()),
+        begun() + went_on(values=[b"other"]),
+        begun() + went_on(settled=False),
+        begun() + went_on((BUSY,), offsets=(), lengths=(), values=()),
+        begun() + begun(),
+        begun(values=[VALUES[0], b"other"]) + went_on(),
+        begun(settled=True) + went_on(),
+        begun(3, settled=True, lease=LEASE) + went_on((), offsets=(), lengths=(), values=(), first=3),
+    ],
+)
+def test_what_was_leased_by_messages_that_do_not_fit_together_is_let_go(core: Core, answer: bytes) -> None:
+    core.lanes.answer, core.lanes.ends = answer, True
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.lanes.released == [LEASE] or core.background_work
+    assert core.stats.snapshot() == Counters().snapshot()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        b"",
+        head(Verb.ACQUIRE, FIRST, UnknownSession("gone").to_detail().SerializeToString(), flags=ERROR),
+        head(Verb.ACQUIRE, FIRST, b"\xff\xff", flags=END),
+        head(Verb.ACQUIRE, FIRST + 1, b"", flags=END),
+        went_on(payload=b"bytes that no Acquire has"),
+    ],
+)
+def test_an_answer_that_breaks_off_is_no_answer(core: Core, end: bytes) -> None:
+    core.lanes.answer, core.lanes.ends = begun() + end, True
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.stats.snapshot() == Counters().snapshot()
+
+
+def test_an_answer_that_stops_half_way_ends_at_the_deadline(core: Core) -> None:
+    core.lanes.answer = begun()
+    got = get(core, keys(0, 3), rooms(), deadline_ms=50)
+    assert isinstance(got.failure, DeadlineExceeded)
+    assert core.lanes.given_back[0].broken, "the rest of the answer may come later"
+    assert core.lanes.released == [LEASE]
 
 
 @pytest.mark.parametrize("count", [162, 163, 164, MOST_COPIED_BLOCKS])

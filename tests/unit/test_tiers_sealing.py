@@ -24,7 +24,7 @@ from xxhash import xxh3_64_intdigest
 from kvstore.core.segments import SegmentBook, SegmentRules, SegmentState
 from kvstore.tiers.device import Device, aligned
 from kvstore.tiers.index import Located, PartAt
-from kvstore.tiers.reader import PartIn, read_run, runs_of
+from kvstore.tiers.reader import PartIn, mismatched, read_run, runs_of
 from kvstore.tiers.recovery import Clock, blocks_in, name_of, recover
 from kvstore.tiers.sealing import (
     MOST_FILE_BYTES,
@@ -109,7 +109,9 @@ def landing(described: Described, key: bytes, at: PartAt) -> PartIn:
 
 
 def landed(device: Device, parts: Sequence[PartIn], key: SegmentKey | None) -> dict[tuple[bytes, int], bytes]:
-    wrong = [id(part) for run in runs_of(parts) for part in read_run(device, run, key)]
+    for run in runs_of(parts):
+        read_run(device, run)
+    wrong = [id(part) for part in mismatched(parts, key)]
     for part in parts:
         assert id(part) not in wrong or key is None or not any(part.piece[: part.length]), "bytes of a miss"
     return {(p.key, p.part): bytes(p.piece[: p.length]) for p in parts if id(p) not in wrong}

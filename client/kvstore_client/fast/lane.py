@@ -26,6 +26,7 @@ _TIMEOUT_STEP_S = 0.05  # A call may be so late; the kernel's timer need not be 
 _LONG_BYTES = 256 << 10
 _TRY_LATER = (BlockingIOError, TimeoutError, ssl.SSLWantWriteError, ssl.SSLWantReadError)
 _MOST_MESSAGE_BYTES = 64 << 10  # Of an answer that is taken by the shortest way.
+_FLAGS_AT = 4  # In a header; the low byte.
 _MOST_BUFFERS = 512  # Below the kernel's limit of 1024 for one call.
 
 
@@ -106,16 +107,41 @@ class BlockingLane:
 
     def ask(self, verb: int, message: bytes, deadline: Deadline) -> Plain | None:
         """Makes one request whose answer is one frame, by the shortest way; take all of its payload before anything
-        else. None where the answer is another: then the lane is closed. Raises OSError, DeadlineExceeded.
+        else. None where the answer is another: then close the lane. Raises OSError, DeadlineExceeded.
         """
+        request, view, came = self._begin(verb, message, deadline)
+        return self._plain(verb, request, view, came, deadline)
+
+    def ask_all(self, verb: int, message: bytes, taker: Taker, deadline: Deadline) -> bool:
+        """As `ask`, whose answer may be several messages without payload: each is given to the taker as it comes.
+        Returns whether all came; else close the lane. Raises OSError, KvStoreError.
+        """
+        request, view, came = self._begin(verb, message, deadline)
+        if came >= HEADER_BYTES and not view[_FLAGS_AT] & END:
+            made = self.wire.resume(verb, request, taker=taker, ended=_nothing)
+            self.wire.reader.landed(came)
+            self._drive(made, deadline)
+            return made.error is None
+        plain = self._plain(verb, request, view, came, deadline)
+        if plain is None or plain.payload or plain.left:
+            return False
+        taker.message(bytes(plain.message))
+        return True
+
+    def _begin(self, verb: int, message: bytes, deadline: Deadline) -> tuple[int, memoryview, int]:
+        """Sends a request; returns its number, the wire's own buffer, and how much of the answer is in it: nothing
+        where the socket did not take the request at once."""
         wire = self.wire
         request = wire.next_request()
         self._set_timeouts(deadline)
         sent = HEADER.pack(MAGIC, VERSION, verb, END, 0, request, deadline.remaining_ms() or 1, len(message), 0)
-        if self._sock.send(sent + message) < len(sent) + len(message):
-            return None
         view = wire.reader.wanted()
-        came = self._receive_first(view, deadline)
+        if self._sock.send(sent + message) < len(sent) + len(message):
+            return request, view, 0
+        return request, view, self._receive_first(view, deadline)
+
+    def _plain(self, verb: int, request: int, view: memoryview, came: int, deadline: Deadline) -> Plain | None:
+        wire = self.wire
         if came < HEADER_BYTES:
             return None
         magic, version, about, flags, _, answers, _, size, payload = HEADER.unpack_from(view)

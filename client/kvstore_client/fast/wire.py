@@ -171,6 +171,11 @@ class Wire:
             self._sources.append(exchange)
         return exchange
 
+    def resume(self, verb: int, request: int, *, taker: Taker, ended: Callable[[], None]) -> Exchange:
+        """Takes on an exchange whose request, of that number, was sent past this wire."""
+        exchange = self._exchanges[request] = Exchange(verb, request, taker, None, ended)
+        return exchange
+
     def tell(self, verb: int, message: bytes) -> None:
         """Says something that the shard does not answer: a RELEASE."""
         if self.failure is not None:

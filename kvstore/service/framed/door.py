@@ -205,7 +205,7 @@ class FramedDoor:
                 asyncio.get_running_loop(),
                 clock=self._shell.now,
                 busy_poll_s=self._settings.busy_poll_s,
-                others_work=lambda: self._shell.copier.is_busy,
+                others_work=lambda: self._shell.threads_work,
             )
         return self._turns
 

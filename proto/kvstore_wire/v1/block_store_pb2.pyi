@@ -124,7 +124,7 @@ class MatchResponse(_message.Message):
     def __init__(self, prefix_blocks: _Optional[int] = ..., states: _Optional[bytes] = ...) -> None: ...
 
 class AcquireRequest(_message.Message):
-    __slots__ = ("session", "namespace", "chain", "parts", "coverage", "wait_ms", "lease_ms", "hint", "ranges", "in_one")
+    __slots__ = ("session", "namespace", "chain", "parts", "coverage", "wait_ms", "lease_ms", "hint", "ranges")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -134,7 +134,6 @@ class AcquireRequest(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
-    IN_ONE_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: int
     chain: _types_pb2.Chain
@@ -144,8 +143,7 @@ class AcquireRequest(_message.Message):
     lease_ms: int
     hint: _types_pb2.Hint
     ranges: _containers.RepeatedCompositeFieldContainer[_types_pb2.Range]
-    in_one: bool
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., coverage: _Optional[_Union[_types_pb2.Coverage, str]] = ..., wait_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ..., in_one: bool = ...) -> None: ...
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., coverage: _Optional[_Union[_types_pb2.Coverage, str]] = ..., wait_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[_types_pb2.Range, _Mapping]]] = ...) -> None: ...
 
 class AcquireResponse(_message.Message):
     __slots__ = ("lease", "first", "states", "offsets", "lengths", "checksums", "settled")
