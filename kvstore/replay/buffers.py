@@ -24,9 +24,9 @@ class PartBuffer:
             fill_payload(key, 0, part)
         return filled
 
-    def wrong_bytes(self, keys: Sequence[bytes]) -> int:
-        """Returns how many bytes of the first parts differ from the payload of these keys."""
-        parts = zip(keys, self.parts, strict=False)
+    def wrong_bytes(self, keys: Sequence[bytes], first: int = 0) -> int:
+        """Returns how many bytes of the parts from `first` on differ from the payload of these keys."""
+        parts = zip(keys, self.parts[first : first + len(keys)], strict=True)
         return sum(_difference(key, part) for key, part in parts if not check_payload(key, 0, part))
 
 

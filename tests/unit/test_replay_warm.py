@@ -208,7 +208,7 @@ class _Store:
 
 
 class _Lease:
-    failure = None
+    failure, retry_after_ms = None, 0
 
     def __init__(self, states: bytes) -> None:
         self.states, self.grants = states, range(states.count(H))
