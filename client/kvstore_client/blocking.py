@@ -308,14 +308,21 @@ class Namespace:
         lengths: Sequence[int] = (),
         parts: Sequence[int] = (),
         lease_ms: int | None = None,
+        wait_ms: int = 0,
         hint: Hint | None = None,
         deadline_ms: int | None = None,
     ) -> HeldWriteLease:
-        """Takes slots for parts that are not stored."""
+        """Takes slots for parts that are not stored; `wait_ms` as in `AsyncNamespace.reserve`."""
         asked = question(self.spec, keys, parts)
         inner = self._run(
             lambda ns: ns.reserve(
-                keys, lengths=lengths, parts=parts, lease_ms=lease_ms, hint=hint, deadline_ms=deadline_ms
+                keys,
+                lengths=lengths,
+                parts=parts,
+                lease_ms=lease_ms,
+                wait_ms=wait_ms,
+                hint=hint,
+                deadline_ms=deadline_ms,
             ),
             deadline_ms,
             lambda e: self._inner.unreserved(asked, e),

@@ -201,15 +201,26 @@ class AsyncNamespace:
         lengths: Sequence[int] = (),
         parts: Sequence[int] = (),
         lease_ms: int | None = None,
+        wait_ms: int = 0,
         hint: Hint | None = None,
         deadline_ms: int | None = None,
     ) -> WriteLease:
-        """Takes slots for parts that are not stored. `lengths`: OPAQUE only, bytes of each key's value."""
+        """Takes slots for parts that are not stored. `lengths`: OPAQUE only, bytes of each key's value.
+
+        `wait_ms`: how long it may wait for a shard's disk to take blocks that else are lost to make room; for those who
+        store aside of what they serve.
+        """
         asked = question(self.spec, keys, parts)
         sizes = self._sizes(asked, lengths)
         deadline = self._core.deadline(deadline_ms)
         call = ReserveCall(
-            self._core, asked, sizes=sizes, lease_ms=self._lease_ms(lease_ms), hint=hint, deadline=deadline
+            self._core,
+            asked,
+            sizes=sizes,
+            lease_ms=self._lease_ms(lease_ms),
+            wait_ms=wait_ms,
+            hint=hint,
+            deadline=deadline,
         )
         return await self._core.run(
             "reserve",

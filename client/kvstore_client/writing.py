@@ -14,7 +14,7 @@ from kvstore_client.errors import MalformedAnswer, PathDown
 from kvstore_client.leases import WriteLease, written
 from kvstore_client.outgoing import Outgoing
 from kvstore_client.question import Hint, Question
-from kvstore_client.reading import hint_message
+from kvstore_client.reading import bounded_wait_ms, hint_message
 from kvstore_client.receivers import check_states
 from kvstore_client.results import PutResult
 from kvstore_client.session import Binding, LeaseLife
@@ -45,15 +45,18 @@ class ReserveCall:
         lease_ms: int,
         hint: Hint | None,
         deadline: Deadline,
+        wait_ms: int = 0,
     ) -> None:
         self._core, self._asked, self._sizes = core, asked, sizes
         self._lease_ms, self._hint, self._deadline = lease_ms, hint, deadline
+        self._wait_ms = wait_ms
 
     async def __call__(self, binding: Binding) -> WriteLease:
         limits = binding.limits
         check_most("keys", self._asked.block_count, limits.max_blocks)
         check_most("parts", self._asked.parts_per_block, limits.max_parts_per_block or self._asked.parts_per_block)
         check_most("lease_ms", self._lease_ms, limits.max_lease_ms)
+        check_most("wait_ms", self._wait_ms, limits.max_wait_ms)
         answer: store.ReserveResponse = await self._core.unary(
             binding, "Reserve", self._request(binding), self._deadline
         )
@@ -74,6 +77,7 @@ class ReserveCall:
             lengths=_lengths(asked, self._sizes),
             lease_ms=self._lease_ms,
             hint=hint_message(binding, self._hint),
+            wait_ms=bounded_wait_ms(self._wait_ms, self._deadline),
         )
 
     def _lease(self, binding: Binding, answer: store.ReserveResponse) -> WriteLease:

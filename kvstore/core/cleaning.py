@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,26 @@ BURST_FACTOR = 1.25
 SAVED_S = 10.0  # What of an unused budget can be saved up.
 GHOSTS_PER_BLOCK = 4
 _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
+
+
+class Ahead(NamedTuple):
+    """Room for so many blocks of a namespace, each part of which takes a slot of that size.
+
+    `spared`: blocks that may be as cold as those that make room, and that whoever needs the room does not let go.
+    """
+
+    namespace: Namespace
+    slot_bytes: int
+    blocks: int
+    spared: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many blocks from the coldest on are to be written, so that those that make room are."""
+        return self.blocks + self.spared
+
+    def is_of(self, namespace: Namespace, slot_bytes: int) -> bool:
+        return namespace is self.namespace and slot_bytes == self.slot_bytes
 
 
 @dataclass(frozen=True)
@@ -109,10 +130,13 @@ class Cleaner:
         self.share = min(self.rules.share, wanted_bytes / total_bytes)
         self.window_bytes = int(self.share * total_bytes)
 
-    def choose(self, room_bytes: int, lives: Longs, *, at_least_one: bool = False) -> list[int]:
+    def choose(
+        self, room_bytes: int, lives: Longs, *, at_least_one: bool = False, ahead: Ahead | None = None
+    ) -> list[int]:
         """Returns the blocks to write now, `room_bytes` at most, the coldest of each cohort first.
 
-        `at_least_one`: one that is larger than the room is written alone.
+        `at_least_one`: one that is larger than the room is written alone. `ahead`: what somebody waits for, however
+        little of memory is to be kept written.
         """
         room_bytes = int(min(room_bytes, self.budget.left_bytes))
         once_bytes, reuses = self.budget.left_for_once_bytes, self._records.blocks.cell.reuses
@@ -125,12 +149,13 @@ class Cleaner:
                 namespace = self._records.namespaces[index]
                 if namespace.rules.spare or namespace.is_being_purged:
                     continue
-                if not (is_full or self._near_its_limit(namespace)):
+                needed = ahead.rows if ahead is not None and ahead.is_of(namespace, key.slot_bytes) else 0
+                if not (needed or is_full or self._near_its_limit(namespace)):
                     continue
                 size = key.slot_bytes * namespace.parts_per_block
                 if size > self.largest_bytes:
                     continue
-                for row in self._dirty(policy, namespace, lives).tolist():
+                for row in self._dirty(policy, namespace, lives, needed).tolist():
                     if size > room_bytes and not (may_be_large and not chosen):
                         break
                     if not reuses[row]:
@@ -141,14 +166,16 @@ class Cleaner:
                     chosen.append(row)
         return chosen
 
-    def is_ahead(self, namespace: Namespace, slot_bytes: int, blocks: int) -> bool:
+    def is_ahead(self, ahead: Ahead) -> bool:
         """Whether so many blocks of a namespace could be evicted now without losing one that has no copy."""
-        arena = self._records.arena
+        if not ahead.blocks:
+            return True
+        arena, (namespace, slot_bytes, blocks, _) = self._records.arena, ahead
         need_bytes, limit = blocks * slot_bytes * namespace.parts_per_block, namespace.rules.max_bytes
         is_within = limit is None or namespace.hot_bytes + need_bytes <= limit
         if is_within and arena.free_page_count * arena.page_bytes >= need_bytes:
             return True
-        rows = self._records.cohort(namespace, slot_bytes).peek(min(blocks, MOST_ROWS))
+        rows = _coldest(self._records.cohort(namespace, slot_bytes), ahead.rows)
         columns = self._records.blocks
         return not bool(((columns.disk_sequence[rows] == 0) & (columns.present[rows] > 0)).any())
 
@@ -175,9 +202,9 @@ class Cleaner:
         limit = namespace.rules.max_bytes
         return limit is not None and namespace.hot_bytes > (1 - self.share) * limit
 
-    def _dirty(self, policy: EvictionPolicy, namespace: Namespace, lives: Longs) -> Ids:
-        count = max(FEWEST_ROWS, min(MOST_ROWS, int(self.share * len(policy))))
-        rows = policy.peek(count)
+    def _dirty(self, policy: EvictionPolicy, namespace: Namespace, lives: Longs, needed: int) -> Ids:
+        count = max(FEWEST_ROWS, min(MOST_ROWS, max(needed, int(self.share * len(policy)))))
+        rows = _coldest(policy, count)
         return rows[self._is_dirty(rows, namespace, lives)]
 
     def _is_dirty(self, rows: Ids, namespace: Namespace, lives: Longs) -> Flags:
@@ -189,3 +216,13 @@ class Cleaner:
         dirty: Flags = (sequence == 0) | gone
         dirty &= ~blocks.writing[rows] & (blocks.present[rows] == namespace.parts_per_block)
         return dirty
+
+
+def _coldest(policy: EvictionPolicy, count: int) -> Ids:
+    """Returns the blocks that would go first, so many of them or all; those that are held stand among them."""
+    count = asked = min(count, MOST_ROWS)
+    while True:
+        rows = policy.peek(asked)
+        if len(rows) >= count or asked >= min(len(policy), MOST_ROWS):
+            return rows[:count]
+        asked *= 2

@@ -31,7 +31,7 @@ class _Findings:
     lease: ReadLease | None = None
     leased: bytes = b""  # The state of each key that was acquired.
     read_blocks: int = 0  # Leading ones that are in the buffer.
-    delivery: Delivery = Delivery()
+    delivery: Delivery = field(default_factory=Delivery)
     reserved: WriteLease | None = None
     created_blocks: int = 0
     refused: list[int] = field(default_factory=list)  # Indexes in `asked`.
@@ -140,7 +140,7 @@ class Prefill:
 
     async def _reserve(self, found: _Findings, asked: list[int]) -> WriteLease:
         chain = Chain([found.keys[i] for i in asked], position=0)
-        reserved = await self._namespace.reserve(chain)
+        reserved = await self._namespace.reserve(chain, wait_ms=self._wait_ms if self._has_disk else 0)
         found.failed("reserve", reserved.failure)
         return reserved
 

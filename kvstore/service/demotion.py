@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvstore.core.arena import SLOT_UNIT_BYTES
-from kvstore.core.cleaning import Cleaner
+from kvstore.core.cleaning import Ahead, Cleaner
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.service.latency import Latencies
@@ -24,7 +24,7 @@ from kvstore.tiers.warm import Clocks, WarmTier
 from kvstore.tiers.writer import BlockOut
 from kvstore_wire.waiting import within
 
-_AHEAD_S = 0.1  # Longer than it takes to seal a segment; less than whoever waits for a disk expects at worst.
+AHEAD_S = 0.1  # Longer than it takes to seal a segment; less than whoever waits for a disk expects at worst.
 _TABLES_BYTES = 64 << 10  # At least so much of a segment is not payload of one block.
 _BURST_FADES = 0.999  # With each pump: what one call took counts for some thousand of them.
 _STEPS = 4  # Pumped each time this part of the window was given away.
@@ -95,8 +95,9 @@ class Demotion:
         self._cleaner.fit(self.disk_bytes, self._burst_bytes)
         self._step_bytes = max(1, self._cleaner.window_bytes // _STEPS)
 
-    def pump(self) -> None:
-        """Begins to write what is coldest and has no copy, as far as the queue has room."""
+    def pump(self, ahead: Ahead | None = None) -> None:
+        """Begins to write what is coldest and has no copy, as far as the queue has room; `ahead`: what somebody waits
+        for."""
         self._pumped_at = self._records.granted_bytes
         if self._flushing:  # It takes what is worth most first, and this what is worth least.
             return
@@ -104,14 +105,19 @@ class Demotion:
         self._cleaner.budget.spend(warm.written_bytes + warm.queued_bytes, self._clocks.now())
         room = self._queue_bytes - self._writing_bytes
         if room > 0 and not self._why_not():
-            for row in self._cleaner.choose(room, warm.lives, at_least_one=not self._writing_bytes):
+            at_least_one = not self._writing_bytes
+            for row in self._cleaner.choose(room, warm.lives, at_least_one=at_least_one, ahead=ahead):
                 self._write(row)
 
-    async def get_ahead(self, namespace: Namespace, slot_bytes: int, blocks: int) -> None:
-        """Waits, briefly, until so many blocks may be evicted without loss; for those who can wait."""
-        until = self._clocks.now() + _AHEAD_S
-        while not (self._why_not() or self._cleaner.is_ahead(namespace, slot_bytes, blocks)):
-            self.pump()
+    def is_ahead(self, ahead: Ahead) -> bool:
+        """Whether nothing would be gained by waiting until so many blocks may be evicted without loss."""
+        return bool(self._why_not()) or self._cleaner.is_ahead(ahead)
+
+    async def get_ahead(self, ahead: Ahead, wait_s: float = AHEAD_S) -> None:
+        """Waits until so many blocks may be evicted without loss; for those who can wait."""
+        until = self._clocks.now() + wait_s
+        while not self.is_ahead(ahead):
+            self.pump(ahead)
             left_s = until - self._clocks.now()
             if left_s <= 0 or not self._writing_bytes:
                 return

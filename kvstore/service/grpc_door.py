@@ -60,6 +60,7 @@ def store_service(shell: Shell, handlers: StoreHandlers, transfer: InlineTransfe
     """Returns the BlockStore service."""
     door = _Door(shell)
     table = {name: door.bind(method, _named(handlers, name)) for name, method in _without(STORE_METHODS, "Get", "Put")}
+    table["Reserve"] = door.bind(STORE_METHODS["Reserve"], handlers.reserve_in_time)
     table["Get"] = door.bind_get(STORE_METHODS["Get"], transfer)
     table["Put"] = door.bind_put(STORE_METHODS["Put"], transfer)
     return grpc.method_handlers_generic_handler(BLOCK_STORE, table)

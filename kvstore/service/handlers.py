@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import xxhash
 
+from kvstore.core.cleaning import Ahead
 from kvstore.core.few import Rows, joined
 from kvstore.core.leases import ReadLease, WriteLease
 from kvstore.core.namespaces import Namespace
@@ -208,6 +209,35 @@ class StoreHandlers:
         valid = self._for_each(request.leases, lambda i: self._shell.store.release(session, i, self._shell.now()))
         self._shell.settle()
         return pb.ReleaseResponse(valid=valid)
+
+    def reserve_waits(self, request: pb.ReserveRequest) -> bool:
+        """Whether a Reserve that may wait would. Raises KvStoreError as the call itself would."""
+        if not request.wait_ms:
+            return False
+        self._shell.checks.wait_s(request.wait_ms)
+        tiering, ahead = self._shell.tiering, self._room_for(request)
+        return tiering is not None and not tiering.demotion.is_ahead(ahead)
+
+    async def reserve_in_time(self, request: pb.ReserveRequest, call: Call) -> pb.ReserveResponse:
+        """As `reserve`, which follows once the disk has what must make room, or the wait is over."""
+        if self.reserve_waits(request):
+            shell = self._shell
+            wait_s = shell.checks.wait_s(request.wait_ms)
+            if call.deadline is not None:
+                wait_s = min(wait_s, call.deadline - shell.now())
+            assert shell.tiering is not None
+            await shell.tiering.demotion.get_ahead(self._room_for(request), wait_s)
+        return self.reserve(request, call)
+
+    def _room_for(self, request: pb.ReserveRequest) -> Ahead:
+        """Returns what a Reserve needs of memory; of values of several lengths, as if all were the longest."""
+        shell = self._shell
+        namespace = shell.session(request.session).namespace(request.namespace)
+        keys = shell.checks.keys(request.chain, shell.limits.max_blocks)
+        lengths = checks.lengths(request.lengths, namespace=namespace, key_count=len(keys))
+        new = sum(key not in namespace.blocks for key in keys)
+        slot_bytes = namespace.slot_bytes(max(lengths, default=namespace.spec.part_bytes))
+        return Ahead(namespace, slot_bytes, new, spared=len(keys) - new)
 
     def reserve(self, request: pb.ReserveRequest, call: Call) -> pb.ReserveResponse:
         shell = self._shell

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore.core.cleaning import Ahead
 from kvstore.core.leases import WriteLease
 from kvstore.core.namespaces import Namespace
 from kvstore.core.sessions import Session
@@ -201,7 +202,8 @@ class Promotion:
                 self._came.clear()
                 await self._came.wait()
             slot_bytes = namespace.slot_bytes(group[0][1].parts[0].length)
-            await self._demotion.get_ahead(namespace, slot_bytes, len(group))
+            there = sum(key in namespace.blocks for key in fetch.chain)
+            await self._demotion.get_ahead(Ahead(namespace, slot_bytes, len(group), spared=there))
             if not fetch.users:
                 break
             refused = self._reserve_group(fetch, group, started)

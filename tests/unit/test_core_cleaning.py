@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.core.cleaning import FEWEST_ROWS, SAVED_S, Cleaner, CleaningRules, Ghosts, WriteBudget
+from kvstore.core.cleaning import FEWEST_ROWS, SAVED_S, Ahead, Cleaner, CleaningRules, Ghosts, WriteBudget
 from kvstore.core.columns import Longs
 from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.sessions import Session
@@ -270,11 +270,11 @@ def test_what_is_being_purged_is_not_written(shard: Shard, full: Namespace) -> N
 def test_room_is_ahead_while_what_would_go_has_copies(shard: Shard, client: Client) -> None:
     space, cleaner = client.attach(kv_spec("n")), _cleaner(shard)
     _put_one_by_one(shard, client, space, keys(0, STORED - SLOTS))
-    assert cleaner.is_ahead(space, SLOT, SLOTS), "there is a free page"
-    assert not cleaner.is_ahead(space, SLOT, SLOTS + 1)
+    assert cleaner.is_ahead(Ahead(space, SLOT, SLOTS)), "there is a free page"
+    assert not cleaner.is_ahead(Ahead(space, SLOT, SLOTS + 1))
     _note_copy(shard, space, keys(0, SLOTS + 1), segment=1, sequence=7)
-    assert cleaner.is_ahead(space, SLOT, SLOTS + 1)
-    assert not cleaner.is_ahead(space, SLOT, SLOTS + 2)
+    assert cleaner.is_ahead(Ahead(space, SLOT, SLOTS + 1))
+    assert not cleaner.is_ahead(Ahead(space, SLOT, SLOTS + 2))
 
 
 def test_a_namespace_near_its_own_limit_is_written_although_memory_has_room() -> None:

@@ -196,7 +196,7 @@ class _Store:
             fill_payload(key, 0, part)
         return ReadResult(None, size_bytes=sum(map(len, into)))
 
-    async def reserve(self, chain: Chain) -> _Lease:
+    async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
         self.asked = list(chain.keys)
         states = [PartState.PRESENT, PartState.PRESENT, PartState.IN_FLIGHT, PartState.CREATED, PartState.CREATED]
         return _Lease(bytes(states))

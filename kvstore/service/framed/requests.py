@@ -64,7 +64,7 @@ class Requests:
         self._send_now, self._room_now = send_now, room_now
         self._open: dict[int, Open | None] = {}
         self._sync: dict[int, Callable[[bytes, Call], Message]] = {}
-        for name in ("Attach", "Match", "Renew", "Release", "Reserve", "Commit", "Abort", "Over"):
+        for name in ("Attach", "Match", "Renew", "Release", "Commit", "Abort", "Over"):
             self._sync[Verb[name.upper()]] = self._bound(name)
         self._pauses = Pauses(shell.failpoints, wake)
         self.said_goodbye = self._over = False
@@ -92,6 +92,8 @@ class Requests:
             self._get(frame, message)
         elif verb == Verb.ACQUIRE:
             self._acquire(frame, message)
+        elif verb == Verb.RESERVE:
+            self._reserve(frame, message)
         elif verb == Verb.PUT:
             return self._begin_put(frame, message)
         elif verb == Verb.SESSION:
@@ -227,6 +229,20 @@ class Requests:
         except Exception as error:  # noqa: BLE001 - the outermost place of the door
             self._refuse(frame, error)
 
+    def _reserve(self, frame: Frame, message: memoryview) -> None:
+        try:
+            request = parsed(pb.ReserveRequest, bytes(message))
+            failpoints = self._shell.failpoints
+            if self._handlers.reserve_waits(request) or failpoints.any_armed("before.Reserve", "after.Reserve"):
+                self._start(frame, self._answered(frame, "Reserve", request, self._handlers.reserve_in_time))
+                return
+            started = time.perf_counter_ns()
+            answer = self._handlers.reserve(request, self._call(frame))
+            self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
+            self._shell.latencies.add("Reserve", time.perf_counter_ns() - started)
+        except Exception as error:  # noqa: BLE001 - the outermost place of the door
+            self._refuse(frame, error)
+
     def _get(self, frame: Frame, message: memoryview) -> None:
         started = time.perf_counter_ns()
         try:
@@ -301,13 +317,13 @@ class Requests:
         except KvStoreError as error:
             self._refuse(frame, error)
             return
-        self._start(frame, self._answered(frame, name, request))
+        self._start(frame, self._answered(frame, name, request, getattr(self._handlers, method_name(name))))
 
-    async def _answered(self, frame: Frame, name: str, request: Message) -> None:
+    async def _answered(self, frame: Frame, name: str, request: Message, handler: Callable[..., Any]) -> None:
         started, call = time.perf_counter_ns(), self._call(frame)
         try:
             await self._shell.failpoints.hit(f"before.{name}")
-            made = getattr(self._handlers, method_name(name))(request, call)
+            made = handler(request, call)
             answer = await made if inspect.isawaitable(made) else made
             await self._shell.failpoints.hit(f"after.{name}")
             self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))

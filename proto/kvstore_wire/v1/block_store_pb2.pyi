@@ -204,7 +204,7 @@ class ReleaseResponse(_message.Message):
     def __init__(self, valid: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("session", "namespace", "chain", "parts", "lengths", "lease_ms", "hint")
+    __slots__ = ("session", "namespace", "chain", "parts", "lengths", "lease_ms", "hint", "wait_ms")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class ReserveRequest(_message.Message):
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     namespace: int
     chain: _types_pb2.Chain
@@ -219,7 +220,8 @@ class ReserveRequest(_message.Message):
     lengths: _containers.RepeatedScalarFieldContainer[int]
     lease_ms: int
     hint: _types_pb2.Hint
-    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., lease_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ...) -> None: ...
+    wait_ms: int
+    def __init__(self, session: _Optional[bytes] = ..., namespace: _Optional[int] = ..., chain: _Optional[_Union[_types_pb2.Chain, _Mapping]] = ..., parts: _Optional[_Union[_types_pb2.PartSelection, _Mapping]] = ..., lengths: _Optional[_Iterable[int]] = ..., lease_ms: _Optional[int] = ..., hint: _Optional[_Union[_types_pb2.Hint, _Mapping]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
     __slots__ = ("lease", "states", "offsets", "retry_after_ms")
