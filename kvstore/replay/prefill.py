@@ -25,16 +25,16 @@ class _Findings:
     keys: list[bytes]
     matched: bytes = b""  # The state of each key.
     in_flight: list[int] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)  # Indexes of the keys that were given to Reserve.
     match_ms: float = NOT_MEASURED
     acquire_ms: float = 0.0
     lease: ReadLease | None = None
     leased: bytes = b""  # The state of each key that was acquired.
     read_blocks: int = 0  # Leading ones that are in the buffer.
+    released_blocks: int = 0  # Of them, before Reserve.
     delivery: Delivery = field(default_factory=Delivery)
     reserved: WriteLease | None = None
     created_blocks: int = 0
-    refused: list[int] = field(default_factory=list)  # Indexes in `asked`.
+    refused_blocks: int = 0
     written_bytes: int = 0
     put_ms: float = NOT_MEASURED
     failures: list[str] = field(default_factory=list)
@@ -42,6 +42,11 @@ class _Findings:
     def failed(self, verb: str, failure: Exception | None) -> None:
         if failure is not None:
             self.failures.append(f"{verb}: {failure}")
+
+    @property
+    def left(self) -> range:
+        """Indexes of the keys behind what was read and released before the chain was reserved."""
+        return range(self.released_blocks, len(self.keys))
 
     @property
     def more_may_come(self) -> bool:
@@ -78,7 +83,8 @@ class Prefill:
         return _outcome(index, found)
 
     async def _look_up(self, found: _Findings, buffer: PartBuffer) -> None:
-        """Matches all, leases the leading run, waiting for what is in flight or on disk, and reserves the chain.
+        """Matches all, leases the leading run, waiting for what is in flight or on disk, and reserves the chain: what
+        is on disk behind a missing block too, since the request makes it anew and the store is to know that it is used.
 
         Where memory has no room for all of a run that is on disk, what came is read at once, and more asked for.
         """
@@ -94,9 +100,9 @@ class Prefill:
         if leading:
             await self._acquire(found, leading)
             while found.more_may_come and found.acquire_ms < self._wait_ms and await self._read(found, buffer):
+                found.released_blocks = found.read_blocks
                 await self._acquire(found, leading)
-        found.asked = worth_writing(found.matched, leading)
-        found.reserved = await self._reserve(found, found.asked)
+        found.reserved = await self._reserve(found, list(found.left))
 
     async def _acquire(self, found: _Findings, leading: int) -> None:
         """Leases what is not read yet; all of a request waits no longer than it may."""
@@ -147,12 +153,12 @@ class Prefill:
     async def _write(self, found: _Findings, buffer: PartBuffer) -> None:
         """Fills what was reserved. What a shard with a disk had no room for is reserved and filled a little later, when
         its disk has taken what was in the way, as long as a request may wait."""
-        reserved, numbers, start_s = found.reserved, list(range(len(found.asked))), time.perf_counter()
+        reserved, numbers, start_s = found.reserved, list(found.left), time.perf_counter()
         while reserved is not None:
             states = reserved.states
-            found.refused = [number for number, s in zip(numbers, states, strict=False) if s not in _STORED_PARTS]
+            found.refused_blocks = sum(s not in _STORED_PARTS for s in states)
             if reserved.created:
-                values = buffer.fill([found.keys[found.asked[numbers[i]]] for i in reserved.created])
+                values = buffer.fill([found.keys[numbers[i]] for i in reserved.created])
                 write_s = time.perf_counter()
                 done = await self._namespace.write(reserved, values)
                 found.put_ms = max(0.0, found.put_ms) + _since_ms(write_s)
@@ -164,7 +170,7 @@ class Prefill:
             if not numbers or not self._has_disk or waited_ms > self._wait_ms or reserved.failure is not None:
                 return
             await asyncio.sleep(reserved.retry_after_ms / 1000)
-            reserved = await self._reserve(found, [found.asked[number] for number in numbers])
+            reserved = await self._reserve(found, numbers)
 
 
 def _outcome(index: int, found: _Findings) -> Prefilled:
@@ -178,21 +184,13 @@ def _outcome(index: int, found: _Findings) -> Prefilled:
         waited_blocks=sum(i < delivery.good_blocks for i in found.in_flight),
         delivery=delivery,
         stored_blocks=found.created_blocks,
-        refused_blocks=len(found.refused),
+        refused_blocks=found.refused_blocks,
         written_bytes=found.written_bytes,
         match_ms=found.match_ms,
         put_ms=found.put_ms,
         failures=tuple(found.failures),
         from_disk=FromDisk.of(found.matched, found.leased, good_blocks=delivery.good_blocks),
     )
-
-
-def worth_writing(matched: bytes, leading: int) -> list[int]:
-    """Returns the indexes of a chain's blocks but those on disk behind a block that is in no tier: they are stored.
-
-    What Acquire was asked for and did not bring is not there for this request, which has to make it anew.
-    """
-    return [i for i, state in enumerate(matched) if state != BlockState.WARM or i < leading]
 
 
 def _since_ms(start_s: float) -> float:

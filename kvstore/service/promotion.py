@@ -177,6 +177,10 @@ class Promotion:
         started = self._clocks.now()
         try:
             located = await asyncio.wrap_future(self._warm.locate(fetch.namespace.spec.digest, fetch.keys))
+            now = self._clocks.now()
+            for at in located:  # So that none is given up for what is written until its turn comes.
+                if at is not None:
+                    self._warm.note(at.life, at.start, now, used=True)
             await self._reserve(fetch, located, started)
         finally:
             for key in fetch.keys:

@@ -20,7 +20,7 @@ from kvstore.replay.engine import Settings
 from kvstore.replay.outcomes import Delivery, FromDisk, Prefilled
 from kvstore.replay.plan import Plan, plan_of
 from kvstore.replay.plot import write_plot
-from kvstore.replay.prefill import Prefill, worth_writing
+from kvstore.replay.prefill import Prefill
 from kvstore.replay.report import Report, percentiles
 from kvstore.replay.sampler import Sample
 from kvstore.replay.sizing import ShardSize, SizingError, server_flags
@@ -156,23 +156,20 @@ M, H, W, F, B, E = (
 
 
 @pytest.mark.parametrize(
-    ("matched", "leased", "good", "expected", "asked"),
+    ("matched", "leased", "good", "expected"),
     [
-        pytest.param([H, W, W, M], [H, H, H], 3, FromDisk(hits=2), [0, 1, 2, 3], id="all came"),
-        pytest.param([H, W, W, H], [H, H, W, E], 2, FromDisk(hits=1, late_blocks=1), [0, 1, 2, 3], id="one was late"),
-        pytest.param([W, W, M, W], [F, E], 0, FromDisk(late_blocks=2, beyond_blocks=1), [0, 1, 2], id="on its way"),
-        pytest.param([W, W, W, M], [H, B, B], 1, FromDisk(hits=1, busy_blocks=2), [0, 1, 2, 3], id="no room to lease"),
-        pytest.param([W, W, W], [H, M, E], 1, FromDisk(hits=1, gone_blocks=2), [0, 1, 2], id="gone since the match"),
-        pytest.param([M, W, H], [], 0, FromDisk(beyond_blocks=1), [0, 2], id="behind a missing block"),
-        pytest.param([W, W], [H, H], 1, FromDisk(hits=1), [0, 1], id="damaged on the way"),
-        pytest.param([H, F, M], [H, F], 1, FromDisk(), [0, 1, 2], id="nothing on disk"),
+        pytest.param([H, W, W, M], [H, H, H], 3, FromDisk(hits=2), id="all came"),
+        pytest.param([H, W, W, H], [H, H, W, E], 2, FromDisk(hits=1, late_blocks=1), id="one was late"),
+        pytest.param([W, W, M, W], [F, E], 0, FromDisk(late_blocks=2, beyond_blocks=1), id="on its way"),
+        pytest.param([W, W, W, M], [H, B, B], 1, FromDisk(hits=1, busy_blocks=2), id="no room to lease"),
+        pytest.param([W, W, W], [H, M, E], 1, FromDisk(hits=1, gone_blocks=2), id="gone since the match"),
+        pytest.param([M, W, H], [], 0, FromDisk(beyond_blocks=1), id="behind a missing block"),
+        pytest.param([W, W], [H, H], 1, FromDisk(hits=1), id="damaged on the way"),
+        pytest.param([H, F, M], [H, F], 1, FromDisk(), id="nothing on disk"),
     ],
 )
-def test_what_was_on_disk_is_counted_once_and_only_what_is_missing_is_put(
-    matched: list[int], leased: list[int], good: int, expected: FromDisk, asked: list[int]
-) -> None:
+def test_what_was_on_disk_is_counted_once(matched: list[int], leased: list[int], good: int, expected: FromDisk) -> None:
     assert FromDisk.of(bytes(matched), bytes(leased), good_blocks=good) == expected
-    assert worth_writing(bytes(matched), len(leased)) == asked
 
 
 class _Store:
@@ -198,8 +195,8 @@ class _Store:
 
     async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
         self.asked = list(chain.keys)
-        states = [PartState.PRESENT, PartState.PRESENT, PartState.IN_FLIGHT, PartState.CREATED, PartState.CREATED]
-        return _Lease(bytes(states))
+        states = [PartState.PRESENT, PartState.PRESENT, PartState.IN_FLIGHT]
+        return _Lease(bytes(states).ljust(len(chain.keys), bytes([PartState.CREATED])))
 
     async def write(self, lease: _Lease, values: Sequence[memoryview]) -> PutResult:
         keys = [self.asked[i] for i in lease.created]
@@ -210,26 +207,88 @@ class _Store:
 class _Lease:
     failure, retry_after_ms = None, 0
 
-    def __init__(self, states: bytes) -> None:
-        self.states, self.grants = states, range(states.count(H))
+    def __init__(self, states: bytes, store: _SmallStore | None = None) -> None:
+        self.states, self.grants, self.store = states, range(states.count(H)), store
         self.created = [i for i, state in enumerate(states) if state == PartState.CREATED]
 
     async def release(self, *, corrupt: Sequence[int]) -> bool:
+        if self.store is not None:
+            self.store.leased = 0
         return not corrupt
 
 
-async def test_a_worker_writes_what_is_missing_and_leaves_what_is_on_disk(plan: Plan) -> None:
+async def _prefill(plan: Plan, store: _Store | _SmallStore, *, wait_ms: int) -> tuple[list[bytes], Prefilled]:
+    """Serves the first request of more than five blocks."""
     index = next(i for i in range(plan.request_count) if len(plan.keys(i)) > 5)
-    keys, store = plan.keys(index), _Store()
     pool = BufferPool(part_bytes=PART, part_count=plan.longest_blocks)
     turn = Turn(inbox=None, outbox=None, first=True)
-    done = await Prefill(plan, cast("AsyncNamespace", store), turn=turn, pool=pool, wait_ms=0).run(index)
-    assert store.asked == [*keys[:4], keys[-1]]
-    assert list(store.written) == [keys[3], keys[-1]]
+    prefill = Prefill(plan, cast("AsyncNamespace", store), turn=turn, pool=pool, wait_ms=wait_ms)
+    return plan.keys(index), await prefill.run(index)
+
+
+async def test_a_worker_offers_all_that_it_made_also_what_is_on_disk_behind_a_hole(plan: Plan) -> None:
+    store = _Store()
+    keys, done = await _prefill(plan, store, wait_ms=0)
+    assert store.asked == keys
+    assert list(store.written) == keys[3:]
     assert all(check_payload(key, 0, written) for key, written in store.written.items())
     assert done.from_disk == FromDisk(late_blocks=1, beyond_blocks=len(keys) - 5)
     assert (done.prefix_hits, done.waited_blocks, done.block_hits) == (2, 1, len(keys) - 2)
-    assert (done.delivery.wrong_bytes, done.stored_blocks, done.failures) == (0, 2, ())
+    assert (done.delivery.wrong_bytes, done.stored_blocks, done.failures) == (0, len(keys) - 3, ())
+
+
+class _SmallStore:
+    """A namespace whose memory takes two blocks at a time; all but the last are on disk."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[bytes]] = []
+        self.written: list[bytes] = []
+        self.leased = 0
+
+    async def match(self, chain: Chain, *, coverage: Coverage) -> MatchResult:
+        count = len(chain.keys) - 1
+        return MatchResult(bytes([W]) * count + bytes([M]), prefix_blocks=count)
+
+    async def acquire(self, chain: Chain, *, wait_ms: int) -> _Lease:
+        assert not self.leased, "what was read is still leased"
+        self.keys = list(chain.keys)
+        self.leased = min(2, len(self.keys))
+        return _Lease(bytes([H] * self.leased).ljust(len(self.keys), bytes([W])), self)
+
+    async def read(self, lease: _Lease, into: Sequence[memoryview]) -> ReadResult:
+        assert len(into) == self.leased
+        for key, part in zip(self.keys, into, strict=False):
+            fill_payload(key, 0, part)
+        return ReadResult(None, size_bytes=sum(map(len, into)))
+
+    async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
+        assert wait_ms > 0
+        self.asked.append(list(chain.keys))
+        present = self.leased
+        states = [PartState.PRESENT] * present + [PartState.CREATED if len(self.asked) == 3 else PartState.FULL]
+        return _Lease(bytes(states), self)
+
+    async def write(self, lease: _Lease, values: Sequence[memoryview]) -> PutResult:
+        self.written += [self.asked[-1][i] for i in lease.created]
+        return PutResult(bytes(len(values)), stored=len(values))
+
+
+async def test_a_chain_larger_than_memory_is_read_piece_by_piece_and_stored_when_there_is_room(plan: Plan) -> None:
+    store = _SmallStore()
+    keys, done = await _prefill(plan, store, wait_ms=5000)
+    last = (len(keys) - 1) % 2 or 2
+    assert store.asked == [keys[-1 - last :], keys[-1:], keys[-1:]], "what is leased, and what is to be stored"
+    assert store.written == keys[-1:]
+    assert (done.prefix_hits, done.delivery.good_blocks) == (len(keys) - 1, len(keys) - 1)
+    assert done.delivery.read_bytes == PART * (len(keys) - 1)
+    assert (done.stored_blocks, done.refused_blocks, done.failures) == (1, 0, ())
+    assert done.from_disk == FromDisk(hits=len(keys) - 1)
+
+
+async def test_a_chain_larger_than_memory_ends_where_the_wait_does(plan: Plan) -> None:
+    keys, done = await _prefill(plan, _SmallStore(), wait_ms=1)
+    assert 2 <= done.prefix_hits <= len(keys) - 1
+    assert done.delivery.wrong_bytes == 0
 
 
 def _tally(plan: Plan) -> Tally:
