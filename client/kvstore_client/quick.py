@@ -179,7 +179,7 @@ def _let_go(
     lane: BlockingLane, asked: _Asked, lease: types.Lease, core: DirectCore, transport: FramedTransport
 ) -> None:
     """Ends a lease without waiting for what the shard says of it."""
-    if not lane.tell(Verb.RELEASE, _release(asked, lease)):
+    if lane.wire.failure is not None or not lane.tell(Verb.RELEASE, _release(asked, lease)):
         core.background(transport.end_lease("Acquire", asked.binding.session, lease))
 
 

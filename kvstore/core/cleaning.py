@@ -6,12 +6,14 @@ Rules
 - Nothing is written while memory has room to spare. A block that came from disk has its copy there still.
 - Only whole blocks are written: a part less makes a block useless to its readers.
 - A budget of bytes a second bounds the wear of the disk. While it lasts everything is written; when half of what can
-  be saved up is gone, only blocks that were asked for again; when all is gone, nothing. A block that was dropped
-  unwritten and is stored anew counts as asked for again (`Ghosts`).
+  be saved up is gone, only blocks that were asked for again, and of a chain the head before the tail, which is of no
+  use without it; when all is gone, nothing. A block that was dropped unwritten and is stored anew counts as asked for
+  again (`Ghosts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +49,16 @@ class Ahead(NamedTuple):
         """How many blocks from the coldest on are to be written, so that those that make room are."""
         return self.blocks + self.spared
 
+    @property
+    def size_bytes(self) -> int:
+        """What one block takes."""
+        return self.slot_bytes * self.namespace.parts_per_block
+
+    @property
+    def policy(self) -> EvictionPolicy | None:
+        """Orders the blocks that make room; None where there is none."""
+        return self.namespace.cohorts.get(self.slot_bytes)
+
     def is_of(self, namespace: Namespace, slot_bytes: int) -> bool:
         return namespace is self.namespace and slot_bytes == self.slot_bytes
 
@@ -81,6 +93,11 @@ class WriteBudget:
     @property
     def left_bytes(self) -> float:
         return float("inf") if self.rate_bytes is None else max(0.0, self._left)
+
+    @property
+    def is_strained(self) -> bool:
+        """Whether less is left than all that could be written, by far."""
+        return self.rate_bytes is not None and self._left <= self._most / 2
 
     @property
     def left_for_once_bytes(self) -> float:
@@ -131,12 +148,12 @@ class Cleaner:
         self.window_bytes = int(self.share * total_bytes)
 
     def choose(
-        self, room_bytes: int, lives: Longs, *, at_least_one: bool = False, ahead: Ahead | None = None
+        self, room_bytes: int, lives: Longs, *, at_least_one: bool = False, waited_for: Sequence[Ahead] = ()
     ) -> list[int]:
         """Returns the blocks to write now, `room_bytes` at most, the coldest of each cohort first.
 
-        `at_least_one`: one that is larger than the room is written alone. `ahead`: what somebody waits for, however
-        little of memory is to be kept written.
+        `at_least_one`: one that is larger than the room is written alone. `waited_for`: comes first, and however little
+        of memory is to be kept written.
         """
         room_bytes = int(min(room_bytes, self.budget.left_bytes))
         once_bytes, reuses = self.budget.left_for_once_bytes, self._records.blocks.cell.reuses
@@ -144,40 +161,59 @@ class Cleaner:
         may_be_large = at_least_one and room_bytes > 0
         arena = self._records.arena
         is_full = arena.free_page_count * arena.page_bytes < self.window_bytes
+        for slot_bytes, namespace, policy in self._in_turn(waited_for):
+            if namespace.rules.spare or namespace.is_being_purged:
+                continue
+            needed = sum(ahead.rows for ahead in waited_for if ahead.is_of(namespace, slot_bytes))
+            if not (needed or is_full or self._near_its_limit(namespace)):
+                continue
+            size = slot_bytes * namespace.parts_per_block
+            if size > self.largest_bytes:
+                continue
+            rows = self._dirty(policy, namespace, lives, needed)
+            for row in (rows[::-1] if self.budget.is_strained else rows).tolist():
+                if size > room_bytes and not (may_be_large and not chosen):
+                    break
+                if not reuses[row]:
+                    if once_bytes <= 0:
+                        continue
+                    once_bytes -= size
+                room_bytes -= size
+                chosen.append(row)
+        return chosen
+
+    def _in_turn(self, waited_for: Sequence[Ahead]) -> Iterator[tuple[int, Namespace, EvictionPolicy]]:
+        """Yields all cohorts, each with the size of its slots, those that somebody waits for first."""
+        for ahead in waited_for:
+            policy = ahead.policy
+            if policy is not None:
+                yield ahead.slot_bytes, ahead.namespace, policy
         for key, cohorts in self._records.cohorts.items():
             for index, policy in cohorts.items():
                 namespace = self._records.namespaces[index]
-                if namespace.rules.spare or namespace.is_being_purged:
-                    continue
-                needed = ahead.rows if ahead is not None and ahead.is_of(namespace, key.slot_bytes) else 0
-                if not (needed or is_full or self._near_its_limit(namespace)):
-                    continue
-                size = key.slot_bytes * namespace.parts_per_block
-                if size > self.largest_bytes:
-                    continue
-                for row in self._dirty(policy, namespace, lives, needed).tolist():
-                    if size > room_bytes and not (may_be_large and not chosen):
-                        break
-                    if not reuses[row]:
-                        if once_bytes <= 0:
-                            continue
-                        once_bytes -= size
-                    room_bytes -= size
-                    chosen.append(row)
-        return chosen
+                if not any(ahead.is_of(namespace, key.slot_bytes) for ahead in waited_for):
+                    yield key.slot_bytes, namespace, policy
 
     def is_ahead(self, ahead: Ahead) -> bool:
-        """Whether so many blocks of a namespace could be evicted now without losing one that has no copy."""
-        if not ahead.blocks:
+        """Whether so many blocks of a namespace could be evicted now without losing one that has no copy, and could
+        have one."""
+        policy = ahead.policy
+        if not ahead.blocks or policy is None:
             return True
         arena, (namespace, slot_bytes, blocks, _) = self._records.arena, ahead
         need_bytes, limit = blocks * slot_bytes * namespace.parts_per_block, namespace.rules.max_bytes
         is_within = limit is None or namespace.hot_bytes + need_bytes <= limit
         if is_within and arena.free_page_count * arena.page_bytes >= need_bytes:
             return True
-        rows = _coldest(self._records.cohort(namespace, slot_bytes), ahead.rows)
+        rows = _coldest(policy, ahead.rows)
         columns = self._records.blocks
-        return not bool(((columns.disk_sequence[rows] == 0) & (columns.present[rows] > 0)).any())
+        is_whole = columns.present[rows] == namespace.parts_per_block
+        return not bool(((columns.disk_sequence[rows] == 0) & is_whole).any())
+
+    def is_being_written(self, ahead: Ahead) -> bool:
+        """Whether one of the blocks that make room is on its way to disk."""
+        policy = ahead.policy
+        return policy is not None and bool(self._records.blocks.writing[_coldest(policy, ahead.rows)].any())
 
     def order_for_flush(self) -> list[int]:
         """Returns all blocks, what is worth most first: those touched last, and of a chain its head before its tail."""

@@ -14,6 +14,7 @@ from kvstore_client import AsyncNamespace, BlockState, Chain, Coverage, PartStat
 
 _THERE = bytes((BlockState.HOT, BlockState.WARM, BlockState.IN_FLIGHT))
 _STORED_PARTS = (PartState.CREATED, PartState.PRESENT, PartState.IN_FLIGHT)
+_MAY_FIT = (PartState.FULL, PartState.BEYOND)
 _HOT = bytes((BlockState.HOT,))
 _MAY_COME = (BlockState.WARM, BlockState.BUSY)
 
@@ -128,9 +129,8 @@ class Prefill:
         get_ms = max(0.0, found.delivery.get_ms) + _since_ms(start_s)
         found.failed("read", read.failure)
         if not valid or read.failure is not None:
-            found.delivery = found.delivery._replace(
-                corrupt_blocks=found.delivery.corrupt_blocks + len(read.corrupt), get_ms=get_ms
-            )
+            corrupt_blocks = found.delivery.corrupt_blocks + len(read.corrupt)
+            found.delivery = found.delivery._replace(corrupt_blocks=corrupt_blocks)
             return False
         usable = min(read.corrupt, default=count)
         wrong_bytes = buffer.wrong_bytes(found.keys[first : first + usable], first)
@@ -154,9 +154,13 @@ class Prefill:
         """Fills what was reserved. What a shard with a disk had no room for is reserved and filled a little later, when
         its disk has taken what was in the way, as long as a request may wait."""
         reserved, numbers, start_s = found.reserved, list(found.left), time.perf_counter()
+        lost_blocks = 0
         while reserved is not None:
             states = reserved.states
-            found.refused_blocks = sum(s not in _STORED_PARTS for s in states)
+            again = _MAY_FIT if PartState.FULL in states else ()
+            left = [number for number, s in zip(numbers, states, strict=False) if s in again]
+            lost_blocks += sum(s not in (*_STORED_PARTS, *again) for s in states)
+            found.refused_blocks = lost_blocks + len(left)
             if reserved.created:
                 values = buffer.fill([found.keys[numbers[i]] for i in reserved.created])
                 write_s = time.perf_counter()
@@ -166,7 +170,7 @@ class Prefill:
                 found.created_blocks += len(reserved.created)
                 found.written_bytes += done.stored * self._plan.part_bytes
             waited_ms = _since_ms(start_s) + reserved.retry_after_ms
-            numbers = [number for number, s in zip(numbers, states, strict=False) if s == PartState.FULL]
+            numbers = left
             if not numbers or not self._has_disk or waited_ms > self._wait_ms or reserved.failure is not None:
                 return
             await asyncio.sleep(reserved.retry_after_ms / 1000)

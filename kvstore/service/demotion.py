@@ -69,6 +69,7 @@ class Demotion:
         self._burst_bytes = 0.0
         self.disk_bytes = warm.gauges()["capacity_bytes"]
         self._came = asyncio.Event()
+        self._waited_for: list[Ahead] = []
         self.counts: Counter[str] = Counter()
         self.fit()
         records.on_evict = self._evicted
@@ -95,9 +96,8 @@ class Demotion:
         self._cleaner.fit(self.disk_bytes, self._burst_bytes)
         self._step_bytes = max(1, self._cleaner.window_bytes // _STEPS)
 
-    def pump(self, ahead: Ahead | None = None) -> None:
-        """Begins to write what is coldest and has no copy, as far as the queue has room; `ahead`: what somebody waits
-        for."""
+    def pump(self) -> None:
+        """Begins to write what is coldest and has no copy, as far as the queue has room."""
         self._pumped_at = self._records.granted_bytes
         if self._flushing:  # It takes what is worth most first, and this what is worth least.
             return
@@ -106,7 +106,9 @@ class Demotion:
         room = self._queue_bytes - self._writing_bytes
         if room > 0 and not self._why_not():
             at_least_one = not self._writing_bytes
-            for row in self._cleaner.choose(room, warm.lives, at_least_one=at_least_one, ahead=ahead):
+            for row in self._cleaner.choose(
+                room, warm.lives, at_least_one=at_least_one, waited_for=tuple(self._waited_for)
+            ):
                 self._write(row)
 
     def is_ahead(self, ahead: Ahead) -> bool:
@@ -114,16 +116,21 @@ class Demotion:
         return bool(self._why_not()) or self._cleaner.is_ahead(ahead)
 
     async def get_ahead(self, ahead: Ahead, wait_s: float = AHEAD_S) -> None:
-        """Waits until so many blocks may be evicted without loss; for those who can wait."""
+        """Waits until so many blocks may be evicted without loss, or never will; for those who can wait."""
         until = self._clocks.now() + wait_s
-        while not self.is_ahead(ahead):
-            self.pump(ahead)
-            left_s = until - self._clocks.now()
-            if left_s <= 0 or not self._writing_bytes:
-                return
-            self._came.clear()
-            with suppress(asyncio.TimeoutError):
-                await within(left_s, self._came.wait())
+        self._waited_for.append(ahead)
+        try:
+            while not self.is_ahead(ahead):
+                self.pump()
+                left_s = until - self._clocks.now()
+                has_room = self._writing_bytes + ahead.size_bytes <= self._queue_bytes
+                if left_s <= 0 or (has_room and not self._cleaner.is_being_written(ahead)):
+                    return  # What is in the way is not to be written.
+                self._came.clear()
+                with suppress(asyncio.TimeoutError):  # A disk that stops says nothing: look again.
+                    await within(min(left_s, AHEAD_S), self._came.wait())
+        finally:
+            self._waited_for.remove(ahead)
 
     async def flush(self, timeout_s: float) -> tuple[int, int]:
         """Writes all that has no copy, what is worth most first; returns how many blocks were, and were not, written.

@@ -212,7 +212,7 @@ class StoreHandlers:
 
     def reserve_waits(self, request: pb.ReserveRequest) -> bool:
         """Whether a Reserve that may wait would. Raises KvStoreError as the call itself would."""
-        if not request.wait_ms:
+        if not request.wait_ms or self._shell.draining:
             return False
         self._shell.checks.wait_s(request.wait_ms)
         tiering, ahead = self._shell.tiering, self._room_for(request)

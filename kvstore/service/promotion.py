@@ -206,6 +206,8 @@ class Promotion:
                 self._came.clear()
                 await self._came.wait()
             slot_bytes = namespace.slot_bytes(group[0][1].parts[0].length)
+            if not fetch.users or not self._is_known(namespace):
+                break
             there = sum(key in namespace.blocks for key in fetch.chain)
             await self._demotion.get_ahead(Ahead(namespace, slot_bytes, len(group), spared=there))
             if not fetch.users:
@@ -234,6 +236,10 @@ class Promotion:
             return all(part.length == spec.part_bytes for part in at.parts)
         return all(part.length <= spec.part_bytes for part in at.parts)
 
+    def _is_known(self, namespace: Namespace) -> bool:
+        """Whether a namespace was not dropped, unused and empty, so that its index may be another's by now."""
+        return self._store.namespaces.by_digest(namespace.spec.digest) is namespace
+
     def _is_settled(self, namespace: Namespace, key: bytes, now: float) -> bool:
         """Whether a block is in memory, or being written there, whole: a Reserve that names it makes no part of it."""
         row = namespace.blocks.get(key)
@@ -251,8 +257,8 @@ class Promotion:
         The chain's blocks in memory are named too, so that making room takes none of them.
         """
         namespace, now = fetch.namespace, self._clocks.now()
-        if self._store.namespaces.by_digest(namespace.spec.digest) is not namespace:
-            return []  # Dropped meanwhile, unused and empty: its index may be another's by now.
+        if not self._is_known(namespace):
+            return []
         # Deleted or given up meanwhile: not any more; deleted and written again: not what was looked up.
         there = self._warm.has(namespace.spec.digest, [key for key, _ in group])
         places = {
@@ -341,8 +347,10 @@ class Promotion:
                 raise
             self.counts["cancelled_blocks"] += len(read.blocks)
         finally:
-            self._end(fetch, read, good)
-            self._begin_reads(fetch)
+            try:
+                self._end(fetch, read, good)
+            finally:
+                self._begin_reads(fetch)
         self._latencies.add("Promote", int(1e9 * (self._clocks.now() - read.started)))
 
     def _end(self, fetch: Fetch, read: _Read, good: Sequence[bool]) -> None:

@@ -13,8 +13,9 @@ import pytest
 from kvstore.service import promotion
 from kvstore.tiers.warm import Wanted, WarmTier
 from kvstore_client import BlockState, GetResult
+from kvstore_wire.errors import InvalidArgument
 from tests.integration.transport_scene import until
-from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, chain, value, warm_shard
+from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, WarmShard, chain, value, warm_shard
 from tests.shards import kv_spec
 
 
@@ -205,3 +206,46 @@ def test_blocks_are_written_ahead_of_what_single_calls_take(tmp_path: Path) -> N
             assert namespace.put(keys[at : at + 20], [value(k) for k in keys[at : at + 20]]).ok
             warm.until_written()
         assert warm.count("warm_dropped_behind_blocks") <= 20  # Of the first calls, before it was known.
+
+
+def _fill_unwritten(warm: WarmShard, name: int, delay: str) -> list[bytes]:
+    """Takes all of memory with blocks that the disk is slow to take."""
+    warm.shard.arm("disk.write", f"delay:{delay}")
+    keys = chain(name, HOT_BLOCKS)
+    for some in (keys[: HOT_BLOCKS // 2], keys[HOT_BLOCKS // 2 :]):  # One call may not lease all of memory.
+        assert warm.client.namespace(SPEC).put(some, [value(block) for block in some]).stored == len(some)
+    return keys
+
+
+@pytest.mark.parametrize("way", ["shm", "bulk", "grpc"])
+def test_a_reserve_that_may_wait_loses_nothing_that_the_disk_has_not_taken_yet(tmp_path: Path, way: str) -> None:
+    with warm_shard(tmp_path, way) as warm:
+        before = _fill_unwritten(warm, 1, "100ms")
+        namespace, keys = warm.client.namespace(SPEC), chain(2, HOT_BLOCKS // 2)
+        with namespace.reserve(keys, wait_ms=5000) as held:
+            assert len(held.created) == len(keys)
+            assert namespace.write(held, [value(block) for block in keys]).stored == len(keys)
+        assert warm.count("warm_dropped_behind_blocks") == 0
+        warm.shard.disarm("disk.write")
+        assert warm.get(before).prefix_blocks == len(before)
+        assert warm.get(keys).prefix_blocks == len(keys)
+
+
+@pytest.mark.parametrize(("wait_ms", "at_least_s"), [(0, 0.0), (200, 0.2)])
+def test_a_reserve_waits_no_longer_than_it_may(tmp_path: Path, wait_ms: int, at_least_s: float) -> None:
+    with warm_shard(tmp_path) as warm:
+        _fill_unwritten(warm, 1, "3s")
+        keys = chain(2, HOT_BLOCKS // 2)
+        began_s = time.monotonic()
+        with warm.client.namespace(SPEC).reserve(keys, wait_ms=wait_ms, deadline_ms=20_000) as held:
+            assert at_least_s <= time.monotonic() - began_s < 2.5
+            assert len(held.created) > 0, "what was not written made room"
+        assert warm.count("warm_dropped_behind_blocks") > 0
+        warm.shard.disarm("disk.write")
+
+
+def test_a_wait_longer_than_the_limit_is_refused_by_name(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        limit = warm.shard.local.server.shell.limits.max_wait_ms
+        with pytest.raises(InvalidArgument, match=f"wait_ms.*{limit}"):
+            warm.client.namespace(SPEC).reserve(chain(1, 1), wait_ms=limit + 1)

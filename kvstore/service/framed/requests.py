@@ -230,18 +230,18 @@ class Requests:
             self._refuse(frame, error)
 
     def _reserve(self, frame: Frame, message: memoryview) -> None:
+        started = time.perf_counter_ns()
         try:
             request = parsed(pb.ReserveRequest, bytes(message))
             failpoints = self._shell.failpoints
             if self._handlers.reserve_waits(request) or failpoints.any_armed("before.Reserve", "after.Reserve"):
                 self._start(frame, self._answered(frame, "Reserve", request, self._handlers.reserve_in_time))
                 return
-            started = time.perf_counter_ns()
             answer = self._handlers.reserve(request, self._call(frame))
             self._outbox.add(head(frame.verb, frame.request, answer.SerializeToString(), flags=END))
-            self._shell.latencies.add("Reserve", time.perf_counter_ns() - started)
         except Exception as error:  # noqa: BLE001 - the outermost place of the door
             self._refuse(frame, error)
+        self._shell.latencies.add("Reserve", time.perf_counter_ns() - started)
 
     def _get(self, frame: Frame, message: memoryview) -> None:
         started = time.perf_counter_ns()
