@@ -25,7 +25,7 @@ from kvstore.core.sessions import Session
 from kvstore.core.sight import Ask
 from kvstore.core.store import Store
 from kvstore.core.writing import ReserveRequest
-from kvstore.service.demotion import Demotion
+from kvstore.service.demotion import AHEAD_S, Demotion
 from kvstore.service.latency import Latencies
 from kvstore.tiers.index import Located
 from kvstore.tiers.memory import ArenaMemory
@@ -200,6 +200,8 @@ class Promotion:
         self.counts["vanished_blocks"] += len(fetch.keys) - len(found)
         most = min(RESERVED_BYTES, self._queue_bytes // 2, self._store.settings.max_call_bytes)
         left, tries = deque(found), 0
+        # For all of it together: what has landed may have to go again before whoever asked can lease it.
+        ahead_until = self._clocks.now() + AHEAD_S
         while left:
             group, size = _leading(left, most)
             while self.bytes_on_the_way and self.bytes_on_the_way + size > self._queue_bytes and fetch.users:
@@ -209,7 +211,8 @@ class Promotion:
             if not fetch.users or not self._is_known(namespace):
                 break
             there = sum(key in namespace.blocks for key in fetch.chain)
-            await self._demotion.get_ahead(Ahead(namespace, slot_bytes, len(group), spared=there))
+            wait_s = max(0.0, ahead_until - self._clocks.now())
+            await self._demotion.get_ahead(Ahead(namespace, slot_bytes, len(group), spared=there), wait_s)
             if not fetch.users:
                 break
             refused = self._reserve_group(fetch, group, started)
