@@ -48,6 +48,7 @@ _SEALED_PART = struct.Struct(f"<HQIQ{TAG_BYTES}s")
 _IS_SEALED = b"\1"  # Behind the last part; without it a record has an even length.
 _SEGMENT = struct.Struct("<QQQ")
 _BLOOM_BITS = 10  # One look-up in a hundred of what is not there reads a block.
+_BLOCK_BYTES = 2048  # Read for each block that is looked up, where the cache does not have it.
 _HASH_RATIO = 0.75  # Entries for each place of a data block's hash table. With it, look-ups took a tenth less.
 _WRITE_BUFFER_BYTES = 16 << 20
 _LOG_BYTES = 64 << 20
@@ -342,6 +343,7 @@ def _options(cache: Cache) -> Options:
     table.set_pin_l0_filter_and_index_blocks_in_cache(True)
     table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
     table.set_data_block_hash_ratio(_HASH_RATIO)
+    table.set_block_size(_BLOCK_BYTES)
     options.set_block_based_table_factory(table)
     options.set_optimize_filters_for_hits(True)  # What is asked for is there, nearly always: the residents said so.
     options.create_if_missing(True)
