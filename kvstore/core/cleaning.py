@@ -184,15 +184,14 @@ class Cleaner:
 
     def _in_turn(self, waited_for: Sequence[Ahead]) -> Iterator[tuple[int, Namespace, EvictionPolicy]]:
         """Yields all cohorts, each with the size of its slots, those that somebody waits for first."""
-        for ahead in waited_for:
-            policy = ahead.policy
-            if policy is not None:
-                yield ahead.slot_bytes, ahead.namespace, policy
+        first = {id(ahead.policy): ahead for ahead in waited_for}  # Several may wait for the same.
+        for ahead in first.values():
+            if ahead.policy is not None:
+                yield ahead.slot_bytes, ahead.namespace, ahead.policy
         for key, cohorts in self._records.cohorts.items():
             for index, policy in cohorts.items():
-                namespace = self._records.namespaces[index]
-                if not any(ahead.is_of(namespace, key.slot_bytes) for ahead in waited_for):
-                    yield key.slot_bytes, namespace, policy
+                if id(policy) not in first:
+                    yield key.slot_bytes, self._records.namespaces[index], policy
 
     def is_ahead(self, ahead: Ahead) -> bool:
         """Whether so many blocks of a namespace could be evicted now without losing one that has no copy, and could

@@ -227,6 +227,7 @@ def test_a_reserve_that_may_wait_loses_nothing_that_the_disk_has_not_taken_yet(t
             assert namespace.write(held, [value(block) for block in keys]).stored == len(keys)
         assert warm.count("warm_dropped_behind_blocks") == 0
         warm.shard.disarm("disk.write")
+        warm.until_written()
         assert warm.get(before).prefix_blocks == len(before)
         assert warm.get(keys).prefix_blocks == len(keys)
 

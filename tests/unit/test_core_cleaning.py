@@ -277,6 +277,35 @@ def test_room_is_ahead_while_what_would_go_has_copies(shard: Shard, client: Clie
     assert not cleaner.is_ahead(Ahead(space, SLOT, SLOTS + 2))
 
 
+def test_what_is_waited_for_is_written_first_and_once_however_many_wait(shard: Shard, client: Client) -> None:
+    cleaner = _cleaner(shard)
+    spaces = [client.attach(kv_spec(name)) for name in ("first", "second")]
+    for at, space in enumerate(spaces):
+        _put_one_by_one(shard, client, space, keys(1000 * at, 1000 * at + STORED // 2))
+    waited_for = [Ahead(spaces[1], SLOT, STORED // 4), Ahead(spaces[1], SLOT, 4, spared=2)]
+    chosen = cleaner.choose(ALL_BYTES, _lives(), waited_for=waited_for)
+    assert len(chosen) == len(set(chosen))
+    assert _keys(shard, chosen)[: STORED // 4 + 6] == keys(1000, 1000 + STORED // 4 + 6)
+    assert cleaner.choose(4 * SLOT, _lives(), waited_for=waited_for) == chosen[:4]
+
+
+def test_room_that_only_blocks_without_all_parts_stand_in_is_not_waited_for(shard: Shard, client: Client) -> None:
+    space, cleaner = client.attach(kv_spec("n", layer_groups=2)), _cleaner(shard)
+    for one in keys(0, STORED):
+        lease = client.reserve(space, [one], parts=(0,)).lease
+        assert lease is not None
+        fill(lease)
+        client.commit(lease)
+    assert cleaner.is_ahead(Ahead(space, SLOT, 8)), "they never get a copy"
+    assert not cleaner.is_being_written(Ahead(space, SLOT, 8))
+
+
+def test_a_cohort_that_was_never_used_is_not_made_by_asking(shard: Shard, client: Client, full: Namespace) -> None:
+    space, cleaner = client.attach(kv_spec("unused")), _cleaner(shard)
+    assert cleaner.is_ahead(Ahead(space, SLOT, 8))
+    assert not space.cohorts
+
+
 def test_a_namespace_near_its_own_limit_is_written_although_memory_has_room() -> None:
     limit = 32 * SLOT
     shard = Shard(rules_of=lambda spec: NamespaceRules(max_bytes=limit if spec.name == "limited" else None))
