@@ -24,6 +24,7 @@ from kvstore_wire.errors import DeadlineExceeded, UnknownSession
 from kvstore_wire.frames import END, ERROR, HEADER, HEADER_BYTES, Verb, head
 from kvstore_wire.states import BlockState
 from kvstore_wire.v1 import block_store_pb2 as store
+from kvstore_wire.v1 import channel_pb2 as channel
 from kvstore_wire.v1 import types_pb2 as types
 from tests.shards import keys, kv_spec
 from tests.unit.test_client_quick import FIRST, Lanes, _Keeper, rooms
@@ -394,6 +395,16 @@ def test_an_answer_that_breaks_off_is_no_answer(core: Core, end: bytes) -> None:
     core.lanes.answer, core.lanes.ends = begun() + end, True
     assert get(core, keys(0, 3), rooms()) is None
     assert core.stats.snapshot() == Counters().snapshot()
+
+
+@pytest.mark.parametrize("begins", [begun(), begun() + went_on()])
+def test_a_lease_of_a_connection_that_says_goodbye_is_ended_by_another(core: Core, begins: bytes) -> None:
+    why = UnknownSession("the shard ends").to_detail()
+    goodbye = head(Verb.GOODBYE, 0, channel.Goodbye(why=why).SerializeToString(), flags=END)
+    core.lanes.answer, core.lanes.ends = begins + goodbye, True
+    get(core, keys(0, 3), rooms())
+    assert len(core.background_work) == 1
+    assert core.lanes.given_back[0].broken
 
 
 def test_an_answer_that_stops_half_way_ends_at_the_deadline(core: Core) -> None:

@@ -238,16 +238,17 @@ async def test_a_worker_offers_all_that_it_made_also_what_is_on_disk_behind_a_ho
 
 
 class _SmallStore:
-    """A namespace whose memory takes two blocks at a time; all but the last are on disk."""
+    """A namespace whose memory takes two blocks at a time; all but the last ones are on disk."""
 
-    def __init__(self) -> None:
+    def __init__(self, missing: int = 1) -> None:
+        self.missing = missing
         self.asked: list[list[bytes]] = []
         self.written: list[bytes] = []
         self.leased = 0
 
     async def match(self, chain: Chain, *, coverage: Coverage) -> MatchResult:
-        count = len(chain.keys) - 1
-        return MatchResult(bytes([W]) * count + bytes([M]), prefix_blocks=count)
+        count = len(chain.keys) - self.missing
+        return MatchResult(bytes([W]) * count + bytes([M]) * self.missing, prefix_blocks=count)
 
     async def acquire(self, chain: Chain, *, wait_ms: int) -> _Lease:
         assert not self.leased, "what was read is still leased"
@@ -264,25 +265,30 @@ class _SmallStore:
     async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
         assert wait_ms > 0
         self.asked.append(list(chain.keys))
-        present = self.leased
-        states = [PartState.PRESENT] * present + [PartState.CREATED if len(self.asked) == 3 else PartState.FULL]
-        return _Lease(bytes(states), self)
+        states = [PartState.PRESENT] * self.leased + [PartState.CREATED] * (len(self.asked) >= 3) + [PartState.FULL]
+        return _Lease(bytes(states).ljust(len(chain.keys), bytes([PartState.BEYOND]))[: len(chain.keys)], self)
 
     async def write(self, lease: _Lease, values: Sequence[memoryview]) -> PutResult:
         self.written += [self.asked[-1][i] for i in lease.created]
         return PutResult(bytes(len(values)), stored=len(values))
 
 
-async def test_a_chain_larger_than_memory_is_read_piece_by_piece_and_stored_when_there_is_room(plan: Plan) -> None:
-    store = _SmallStore()
+@pytest.mark.parametrize("missing", [1, 3])
+async def test_a_chain_larger_than_memory_is_read_piece_by_piece_and_stored_when_there_is_room(
+    plan: Plan, missing: int
+) -> None:
+    store = _SmallStore(missing)
     keys, done = await _prefill(plan, store, wait_ms=5000)
-    last = (len(keys) - 1) % 2 or 2
-    assert store.asked == [keys[-1 - last :], keys[-1:], keys[-1:]], "what is leased, and what is to be stored"
-    assert store.written == keys[-1:]
-    assert (done.prefix_hits, done.delivery.good_blocks) == (len(keys) - 1, len(keys) - 1)
-    assert done.delivery.read_bytes == PART * (len(keys) - 1)
-    assert (done.stored_blocks, done.refused_blocks, done.failures) == (1, 0, ())
-    assert done.from_disk == FromDisk(hits=len(keys) - 1)
+    there = len(keys) - missing
+    last = there % 2 or 2
+    # What is leased and what is to be stored; then what there was no room for, which is stored one after another.
+    rounds = [keys[there - last :], keys[there:], *(keys[there + i :] for i in range(missing))]
+    assert store.asked == rounds
+    assert store.written == keys[there:]
+    assert (done.prefix_hits, done.delivery.good_blocks) == (there, there)
+    assert done.delivery.read_bytes == PART * there
+    assert (done.stored_blocks, done.refused_blocks, done.failures) == (missing, 0, ())
+    assert done.from_disk == FromDisk(hits=there)
 
 
 async def test_a_chain_larger_than_memory_ends_where_the_wait_does(plan: Plan) -> None:
