@@ -82,8 +82,8 @@ class Slots:
 def used_pages_taken() -> Iterator[None]:
     """Takes the pages that processes before have given back, so that what is compared inside of this has memory alike.
 
-    Each CPU keeps such pages in the wrong order and hands them out first, and a virtual disk takes up to twice as long
-    for memory whose pages do not follow one another.
+    Each CPU keeps such pages in the wrong order and hands them out first, and a virtual disk takes longer for memory
+    whose pages do not follow one another.
     """
     cpus = os.sched_getaffinity(0)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -141,7 +141,7 @@ class LimitsConfig:
     chunk: int = field(
         metadata=_option(Size(low=64 * KIB, high=4 * MIB), default="1MiB", doc="piece size of inline streams")
     )
-    max_wait: float = field(metadata=_option(Duration(low="0s", high="10m"), default="30s", doc="longest Acquire wait"))
+    max_wait: float = field(metadata=_option(Duration(low="0s", high="10m"), default="30s", doc="longest wait_ms"))
 
 
 @dataclass(frozen=True, kw_only=True)

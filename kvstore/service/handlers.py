@@ -215,17 +215,16 @@ class StoreHandlers:
         if not request.wait_ms or self._shell.draining:
             return False
         self._shell.checks.wait_s(request.wait_ms)
-        tiering, ahead = self._shell.tiering, self._room_for(request)
-        return tiering is not None and not tiering.demotion.is_ahead(ahead)
+        tiering = self._shell.tiering
+        return tiering is not None and not tiering.demotion.is_ahead(self._room_for(request))
 
     async def reserve_in_time(self, request: pb.ReserveRequest, call: Call) -> pb.ReserveResponse:
         """As `reserve`, which follows once the disk has what must make room, or the wait is over."""
-        if self.reserve_waits(request):
-            shell = self._shell
-            wait_s = shell.checks.wait_s(request.wait_ms)
+        shell = self._shell
+        wait_s = shell.checks.wait_s(request.wait_ms)
+        if wait_s and shell.tiering is not None and not shell.draining:
             if call.deadline is not None:
                 wait_s = min(wait_s, call.deadline - shell.now())
-            assert shell.tiering is not None
             await shell.tiering.demotion.get_ahead(self._room_for(request), wait_s)
         return self.reserve(request, call)
 

@@ -37,9 +37,9 @@ from kvstore_wire.states import PartState
 
 _LOG = logging.getLogger("kvstore.promotion")
 READ_BYTES = 4 << 20  # Handed to a reading thread at once: as fast as more, and the first blocks land sooner.
-# A chain is of use from its head on. Of 128 MiB read at once by four threads the kernel's scheduler, which prefers what
-# lies behind the last place read, served the first 4 MiB last in every third read; so few ahead of it, never.
-READS_AHEAD = 16
+# For each read that the disk has at once. A chain is of use from its head on, and of many reads at once the kernel's
+# scheduler may serve the first one last, since it prefers what lies behind the last place read.
+READS_AHEAD = 2
 MOST_TRIES, TRY_AGAIN_S = 10, 0.005  # Where others hold all of memory: mostly not for long.
 RESERVED_BYTES = 32 << 20  # By one lease: the disk begins with these while slots are taken for more.
 LEASE_S = 3600.0  # A disk that hangs for longer loses the slots to others.
@@ -99,6 +99,7 @@ class Promotion:
         self._fetches: dict[tuple[int, bytes], Fetch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._came = asyncio.Event()
+        self.reads_ahead = READS_AHEAD * warm.settings.readers
         self.bytes_on_the_way = 0
         self._latencies = latencies
         self.counts: Counter[str] = Counter()
@@ -334,7 +335,7 @@ class Promotion:
         reads = fetch.reads
         while fetch.landed < len(reads) and reads[fetch.landed].has_ended:
             fetch.landed += 1
-        for read in reads[fetch.landed : fetch.landed + READS_AHEAD]:
+        for read in reads[fetch.landed : fetch.landed + self.reads_ahead]:
             if read.future is None and not read.has_ended:
                 read.future = self._warm.read(read.wanted)
                 self._start(self._land(fetch, read, read.future))

@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from kvstore.service import promotion
+from kvstore.service.handlers import StoreHandlers
 from kvstore.tiers.warm import Wanted, WarmTier
 from kvstore_client import BlockState, GetResult
 from kvstore_wire.errors import InvalidArgument
+from kvstore_wire.v1 import block_store_pb2 as pb
+from kvstore_wire.v1 import types_pb2 as types
 from tests.integration.transport_scene import until
 from tests.integration.warm_scene import HOT_BLOCKS, PART_BYTES, SPEC, WarmShard, chain, value, warm_shard
 from tests.shards import kv_spec
@@ -112,8 +115,8 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Sequence[Wanted
 def test_reads_of_a_chain_are_few_ahead_of_the_first_that_has_not_come(
     tmp_path: Path, held: list[tuple[Sequence[Wanted], Future[list[bool]]]]
 ) -> None:
-    ahead = promotion.READS_AHEAD
     with warm_shard(tmp_path, more={"warm.promote_queue": "16MiB"}) as warm:
+        ahead = warm.tiering.promotion.reads_ahead
         keys = warm.fill(1, HOT_BLOCKS // 2)
         warm.fill(2)
         asked: list[GetResult] = []
@@ -137,8 +140,8 @@ def test_reads_of_a_chain_are_few_ahead_of_the_first_that_has_not_come(
 def test_what_nobody_waits_for_any_more_is_given_up_before_its_turn(
     tmp_path: Path, held: list[tuple[Sequence[Wanted], Future[list[bool]]]]
 ) -> None:
-    ahead = promotion.READS_AHEAD
     with warm_shard(tmp_path, more={"warm.promote_queue": "8MiB"}) as warm:
+        ahead = warm.tiering.promotion.reads_ahead
         keys = warm.fill(1, HOT_BLOCKS // 2)
         warm.fill(2)
         assert warm.get(keys, wait_ms=100).prefix_blocks == 0
@@ -242,6 +245,28 @@ def test_a_reserve_waits_no_longer_than_it_may(tmp_path: Path, wait_ms: int, at_
             assert at_least_s <= time.monotonic() - began_s < 2.5
             assert len(held.created) > 0, "what was not written made room"
         assert warm.count("warm_dropped_behind_blocks") > 0
+        warm.shard.disarm("disk.write")
+
+
+def test_a_reserve_does_not_wait_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        _fill_unwritten(warm, 1, "6s")
+        began_s = time.monotonic()
+        with warm.client.namespace(SPEC).reserve(chain(2, HOT_BLOCKS // 2), wait_ms=15_000, deadline_ms=20_000) as held:
+            assert time.monotonic() - began_s < 5, "the tier had said by then that the disk hangs"
+            assert len(held.created) > 0
+        warm.shard.disarm("disk.write")
+
+
+def test_a_draining_shard_says_so_at_once_to_a_reserve_that_may_wait(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        _fill_unwritten(warm, 1, "1s")
+        keys = chain(2, HOT_BLOCKS // 2)
+        request = pb.ReserveRequest(chain=types.Chain(keys=keys), wait_ms=10_000)
+        shell = warm.shard.local.server.shell
+        warm.shard.ask(lambda local: setattr(shell, "draining", True))
+        assert not warm.shard.ask(lambda local: StoreHandlers(shell).reserve_waits(request))
+        warm.shard.ask(lambda local: setattr(shell, "draining", False))
         warm.shard.disarm("disk.write")
 
 
