@@ -1,6 +1,8 @@
 # One virtual environment, made on first use and again when pyproject.toml changes. PYTHON chooses the interpreter.
+# Most tests wait for a server of their own: JOBS of them run at once.
 PYTHON ?= python3
 VENV ?= .venv
+JOBS ?= 2
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # protoc of this version makes stubs that run with protobuf 6.31 and every 7.x.
@@ -11,8 +13,8 @@ GRPC_TOOLS := grpcio-tools==1.73.1
 demo: $(READY)  ## a server and a replay of a generated load, about a minute
 	$(BIN)/kvstore replay gen:api --seconds 80 --capacity 10% --part-size 64KiB --plot kvstore-demo.png
 
-test: $(READY)  ## every test but the soak
-	$(BIN)/python -m pytest
+test: $(READY)  ## every test but the soak, JOBS at once
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 check: $(READY)  ## style, types, import directions, stubs up to date
 	$(BIN)/ruff check .
