@@ -1,6 +1,7 @@
 """Reads from a thread by the shortest way: whole blocks of one part into the caller's buffers.
 
-What is little comes through the socket; what is more is copied out of the shard's arena, where that is mapped.
+What is little comes through the socket in one frame; what is more is copied out of the shard's arena, where that is
+mapped, and else comes in many frames.
 
 The answer is the one that `GetCall` gives; whatever is not plain - another shape, no connection, a wrong argument, an
 answer that does not fit - is left to it by returning None, before or instead of an answer.
@@ -20,6 +21,7 @@ from kvstore_client.buffers import Entry
 from kvstore_client.deadline import Deadline
 from kvstore_client.direct import DirectCore
 from kvstore_client.errors import MalformedAnswer
+from kvstore_client.fast.busy import FILL_BYTES
 from kvstore_client.fast.lane import BlockingLane, Plain
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.fast.wire import OneMessage
@@ -64,9 +66,8 @@ def quick_get(
         return None
     arena = transport.arena if size > transport.quick_bytes else None
     verify = core.options.verify
-    if arena is None and (verify is Verify.OFF or size > transport.quick_bytes or len(views) > MOST_BLOCKS):
-        return None
-    if arena is not None and len(views) > binding.limits.max_blocks:
+    in_one = size <= transport.quick_bytes and len(views) <= MOST_BLOCKS and verify is Verify.ON
+    if len(views) > binding.limits.max_blocks or not (arena is not None or in_one or transport.streams):
         return None
     lanes = transport.lanes
     if not isinstance(lanes, BlockingLanes):
@@ -78,10 +79,13 @@ def quick_get(
         entered = core.try_enter()
         if not entered:
             return None
-        lane = lanes.borrow(0 if arena is not None else size)
+        lane = lanes.borrow(size if arena is None and in_one else 0)
         if lane is not None:
             asked = _Asked(binding, keys, coverage, views, deadline, waits_ms)
-            states = _read(lane, asked) if arena is None else _copy(lane, asked, arena, core, transport)
+            if arena is not None:
+                states = _copy(lane, asked, arena, core, transport)
+            else:
+                states = _read(lane, asked) if in_one else _stream(lane, asked, verify)
             if states is not None:
                 lanes.worked()
     except DeadlineExceeded as error:
@@ -139,6 +143,61 @@ def _read(lane: BlockingLane, asked: _Asked) -> bytes | None:
         if not done:
             lane.close()
     return states if sums == list(header.checksums) else None
+
+
+def _stream(lane: BlockingLane, asked: _Asked, verify: Verify) -> bytes | None:
+    """As `_read`, of an answer of many frames."""
+    taker, done = _Streaming(asked.views, verify), False
+    try:
+        done = lane.stream(Verb.GET, asked.fill(store.GetRequest()), taker, asked.deadline)
+    finally:
+        if not done:
+            lane.close()
+    return taker.states if done and taker.is_whole else None
+
+
+class _Streaming(OneMessage):
+    """Puts the payload of a Get's answer where it belongs, and hashes each piece there while a core's cache has it.
+    `is_whole`: all of it fits the question, came, and is as it was written."""
+
+    def __init__(self, views: list[memoryview], verify: Verify) -> None:
+        super().__init__()
+        self._views, self._verify = views, verify is Verify.ON
+        self._part = self._done = 0
+        self._hash, self._room = xxh3_64(), memoryview(b"")
+        self._sums: list[int] = []
+        self.states = b""
+        self._checksums: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        return (
+            bool(self.states) and self._part == len(self._views) and (not self._verify or self._sums == self._checksums)
+        )
+
+    def message(self, raw: bytes) -> None:
+        header = None if self.states else _header(raw, self._views)
+        if header is None:
+            raise MalformedAnswer("is not the header of the answer to this question")
+        self.states, self._checksums = header.states, list(header.checksums)
+        self._views = _hits(self.states, self._views)
+
+    def room(self, most: int) -> memoryview:
+        if not self.states or self._part == len(self._views):
+            raise MalformedAnswer("more bytes came than were announced")
+        view = self._views[self._part]
+        self._room = view[self._done : self._done + min(most, FILL_BYTES)]
+        return self._room
+
+    def landed(self, size: int) -> None:
+        if self._verify:
+            self._hash.update(self._room[:size])
+        self._done += size
+        if self._done == len(self._views[self._part]):
+            if self._verify:
+                self._sums.append(self._hash.intdigest())
+                self._hash.reset()
+            self._part, self._done = self._part + 1, 0
 
 
 def _copy(
@@ -267,7 +326,7 @@ def _land(lane: BlockingLane, answer: Plain, hits: list[memoryview], deadline: D
     return sums
 
 
-def _header(message: memoryview, views: list[memoryview]) -> store.GetHeader | None:
+def _header(message: bytes | memoryview, views: list[memoryview]) -> store.GetHeader | None:
     """Returns the header of a whole answer, None if it does not fit the question."""
     answer = store.GetResponse()
     try:

@@ -18,11 +18,11 @@ from kvstore_client.fast.dial import Dialed
 from kvstore_client.fast.lane import BlockingLane
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.fast.wire import Wire
-from kvstore_client.quick import MOST_BLOCKS, quick_get
+from kvstore_client.quick import MOST_BLOCKS, MOST_COPIED_BLOCKS, quick_get
 from kvstore_client.stats import Counters
 from kvstore_client.transports.framed import FramedTransport
 from kvstore_wire.errors import DeadlineExceeded, UnknownSession
-from kvstore_wire.frames import END, ERROR, HEADER_BYTES, Verb, head
+from kvstore_wire.frames import END, ERROR, HEADER, HEADER_BYTES, Verb, head
 from kvstore_wire.namespace import NamespaceSpec
 from kvstore_wire.states import BlockState
 from kvstore_wire.v1 import block_store_pb2 as store
@@ -61,7 +61,8 @@ class Lanes(BlockingLanes):
 
     def give_back(self, lane: BlockingLane) -> None:
         raw = self._peers.pop().recv(1 << 16)
-        self.requests.append(store.GetRequest.FromString(raw[HEADER_BYTES:]))
+        size = HEADER.unpack_from(raw)[7]  # A CANCEL may follow.
+        self.requests.append(store.GetRequest.FromString(raw[HEADER_BYTES : HEADER_BYTES + size]))
         self.given_back.append(lane)
 
 
@@ -79,9 +80,15 @@ class _Keeper:
 
 
 @dataclass
+class _Limits:
+    max_blocks: int = 100
+
+
+@dataclass
 class _Binding:
     session: bytes = b"s" * 16
     namespace: int = 1
+    limits: _Limits = field(default_factory=_Limits)
 
 
 @dataclass
@@ -95,9 +102,14 @@ class Core:
     path: object | None = field(default_factory=object)
     closed: bool = False
     slots: int = 1
+    quick_bytes: int = MOST_BYTES
 
     def made_transport(self, binding: object) -> FramedTransport | None:
-        return None if self.path is None else FramedTransport("bulk", self.lanes, cast(Any, None))
+        if self.path is None:
+            return None
+        made = FramedTransport("bulk", self.lanes, cast(Any, None))
+        made.quick_bytes = self.quick_bytes
+        return made
 
     def try_enter(self) -> bool:
         self.slots -= 1
@@ -183,8 +195,8 @@ def test_misses_are_part_of_an_answer(core: Core) -> None:
         (keys(0, 3), [np.zeros(2 * SIZE, np.uint8)[::2]] * 3, SPEC),
         (keys(0, 3), [np.zeros(SIZE, np.int8)] * 3, SPEC),
         (keys(0, 3), [np.zeros((SIZE, 1), np.uint8)] * 3, SPEC),
-        (keys(0, MOST_BLOCKS + 1), rooms(MOST_BLOCKS + 1), SPEC),
-        (keys(0, 2), rooms(2, MOST_BYTES // 2 + 1), kv_spec("q", part_bytes=MOST_BYTES // 2 + 1)),
+        (keys(0, 101), rooms(101), SPEC),
+        (keys(0, MOST_COPIED_BLOCKS + 1), rooms(MOST_COPIED_BLOCKS + 1), SPEC),
         (keys(0, 3), rooms(), kv_spec("q", part_bytes=SIZE, layer_groups=2)),
         (keys(0, 3), rooms(), opaque_spec("q", part_bytes=SIZE)),
     ],
@@ -206,8 +218,6 @@ def test_where_nothing_is_ready_the_long_way_is_gone(core: Core) -> None:
     core.closed, core.slots = False, 0
     assert get(core, keys(0, 3), rooms()) is None
     core.slots = 1
-    core.options = ClientOptions("h:1", verify=Verify.OFF)
-    assert get(core, keys(0, 3), rooms()) is None
     assert core.lanes.requests == []
 
 
@@ -249,4 +259,93 @@ def test_the_deadline_is_an_answer(core: Core) -> None:
     assert (found.states, found.prefix_blocks) == (bytes(3), 0)
     assert core.stats.failures == {"DeadlineExceeded": 1}
     assert (core.stats.calls["get"], core.stats.fetched_blocks_asked, core.stats.fetched_blocks) == (1, 3, 0)
+    assert core.lanes.given_back[0].broken
+
+
+# -- answers of many frames ------------------------------------------------------------------------------------------
+
+
+def in_frames(states: bytes, values: list[bytes], payload: bytes, size: int = 700) -> bytes:
+    """An answer whose frames carry at most so much payload each; the header comes with the first."""
+    message, out = header(states, values).SerializeToString(), b""
+    for at in range(0, max(1, len(payload)), size):
+        piece = payload[at : at + size]
+        flags = END if at + size >= len(payload) else 0
+        out += head(Verb.GET, FIRST, b"" if at else message, flags=flags, payload_bytes=len(piece)) + piece
+    return out
+
+
+@pytest.mark.parametrize("size", [1, 7, SIZE - 1, SIZE, SIZE + 1, 3 * SIZE])
+@pytest.mark.parametrize("verify", [Verify.ON, Verify.OFF])
+def test_an_answer_of_many_frames_lands_in_its_rooms(core: Core, size: int, verify: Verify) -> None:
+    core.quick_bytes, core.options = 0, ClientOptions("h:1", verify=verify)
+    core.lanes.answer = in_frames(bytes((HOT,) * 3), VALUES, b"".join(VALUES), size)
+    into = rooms()
+    found = get(core, keys(0, 3), into)
+    assert [bytes(room) for room in into] == VALUES
+    assert (found.prefix_blocks, found.size_bytes, found.failure) == (3, 3 * SIZE, None)
+    assert core.stats.unverified_parts == (0 if verify is Verify.ON else 3)
+    (lane,) = core.lanes.given_back
+    assert lane.is_fit
+
+
+@pytest.mark.parametrize("count", [MOST_BLOCKS + 1, 100])
+def test_many_blocks_and_large_ones_come_in_many_frames(core: Core, count: int) -> None:
+    values = [bytes((i,)) * SIZE for i in range(count)]
+    core.lanes.answer = in_frames(bytes((HOT,) * count), values, b"".join(values), 2048)
+    into = rooms(count)
+    assert get(core, keys(0, count), into).prefix_blocks == count
+    assert [bytes(room) for room in into] == values
+
+
+def test_without_verification_nothing_is_hashed(core: Core) -> None:
+    core.options = ClientOptions("h:1", verify=Verify.OFF)
+    core.lanes.answer = in_frames(bytes((HOT,) * 3), VALUES, bytes(3 * SIZE))
+    assert get(core, keys(0, 3), rooms()).prefix_blocks == 3
+    assert core.stats.unverified_parts == 3
+
+
+def test_misses_come_in_frames_too(core: Core) -> None:
+    core.quick_bytes = 0
+    core.lanes.answer = in_frames(bytes((MISS, BEYOND, BEYOND)), [], b"")
+    assert get(core, keys(0, 3), rooms()).prefix_blocks == 0
+    core.lanes.answer = in_frames(bytes((HOT, MISS, BEYOND)), VALUES[:1], VALUES[0])
+    into = rooms()
+    assert get(core, keys(0, 3), into).prefix_blocks == 1
+    assert [bytes(room) for room in into] == [VALUES[0], bytes(SIZE), bytes(SIZE)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_fit"),
+    [
+        (b"", False),
+        (head(Verb.GET, FIRST, UnknownSession("gone").to_detail().SerializeToString(), flags=ERROR), False),
+        (in_frames(bytes((HOT,) * 3), VALUES, b"\x09" * 3 * SIZE), True),  # Damaged.
+        (in_frames(bytes((HOT,) * 3), VALUES, b"".join(VALUES))[:-1], False),  # Cut.
+        (in_frames(bytes((HOT,) * 3), VALUES, b"".join(VALUES)[:-1]), True),  # Less than was announced.
+        (in_frames(bytes((HOT,) * 3), VALUES, b"".join(VALUES) + b"x"), False),  # More than was announced.
+        (in_frames(bytes((HOT,) * 3), VALUES[:2], b"".join(VALUES[:2])), False),  # A length is missing.
+        (in_frames(bytes((HOT,) * 2), VALUES[:2], b"".join(VALUES[:2])), False),  # A state is missing.
+        (in_frames(bytes((HOT, BUSY, MISS)), VALUES[:1], VALUES[0]), False),  # To be asked for again.
+        (head(Verb.GET, FIRST, b"", payload_bytes=3) + b"abc" + right(), False),  # Bytes before the header.
+        (head(Verb.GET, FIRST, header(bytes((HOT,) * 3), VALUES).SerializeToString()) + right(), False),  # Two headers.
+        (head(Verb.GET, FIRST, b"\xff\xff", flags=END), False),
+        (head(Verb.MATCH, FIRST, flags=END), False),
+        (b"no frame at all, but long enough", False),
+    ],
+)
+def test_frames_that_do_not_fit_are_left_to_the_long_way(core: Core, answer: bytes, is_fit: bool) -> None:
+    core.quick_bytes = 0
+    core.lanes.answer, core.lanes.ends = answer, True
+    assert get(core, keys(0, 3), rooms()) is None
+    assert core.stats.snapshot() == Counters().snapshot(), "it is counted where it is answered"
+    (lane,) = core.lanes.given_back
+    assert lane.is_fit == is_fit
+
+
+def test_the_deadline_ends_an_answer_of_many_frames(core: Core) -> None:
+    core.quick_bytes = 0
+    core.lanes.answer = in_frames(bytes((HOT,) * 3), VALUES, b"".join(VALUES))[:-1]
+    found = get(core, keys(0, 3), rooms(), deadline_ms=30)
+    assert isinstance(found.failure, DeadlineExceeded)
     assert core.lanes.given_back[0].broken

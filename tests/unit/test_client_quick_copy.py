@@ -96,7 +96,7 @@ class Core:
 
     def made_transport(self, binding: object) -> FramedTransport:
         made = FramedTransport("shm", self.lanes, cast(Any, None))
-        made.quick_bytes, made.arena = 2 * SIZE, self.arena
+        made.quick_bytes, made.arena, made.streams = 2 * SIZE, self.arena, False
         return made
 
     def try_enter(self) -> bool:

@@ -128,6 +128,20 @@ class BlockingLane:
         taker.message(bytes(plain.message))
         return True
 
+    def stream(self, verb: int, message: bytes, taker: Taker, deadline: Deadline) -> bool:
+        """As `ask`, whose answer may be many frames: messages and payload are given to the taker as they come.
+        Returns whether all came; else close the lane. Raises OSError, KvStoreError.
+        """
+        request, _, came = self._begin(verb, message, deadline)
+        if not came:
+            return False
+        made = self.wire.resume(verb, request, taker=taker, ended=_nothing)
+        self.wire.reader.landed(came)
+        self._drive(made, deadline)
+        if self.wire.has_pending:
+            self.settle(deadline)
+        return made.error is None
+
     def _begin(self, verb: int, message: bytes, deadline: Deadline) -> tuple[int, memoryview, int]:
         """Sends a request; returns its number, the wire's own buffer, and how much of the answer is in it: nothing
         where the socket did not take the request at once."""

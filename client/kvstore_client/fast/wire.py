@@ -298,7 +298,7 @@ class Wire:
     def took(self, payload_bytes: int) -> None:
         """Counts payload that came, and grants the shard as much anew, a part of the credit at a time."""
         self._payload_came += payload_bytes
-        if self._payload_came * 4 >= CREDIT_BYTES:
+        if self._payload_came * 2 >= CREDIT_BYTES:
             granted, self._payload_came = self._payload_came, 0
             message = channel.Credit(bytes=granted).SerializeToString()
             self._whole.append(head(Verb.CREDIT, 0, message, flags=END))

@@ -80,6 +80,7 @@ class FramedTransport:
     quick_bytes = 4 << 20  # Up to here a read of one frame goes through the socket by the shortest way.
     quick_put_bytes = 1 << 20  # Likewise a write.
     arena: Arena | None = None  # Where larger reads can be copied from at once.
+    streams = True  # Larger reads come in frames.
 
     def __init__(self, name: str, lanes: Lanes, aside: Aside) -> None:
         self.name, self.lanes, self._aside = name, lanes, aside

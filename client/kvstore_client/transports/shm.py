@@ -242,6 +242,7 @@ class ShmTransport(FramedTransport):
     """Reads and writes of one path. `limits` are the shard's."""
 
     quick_bytes = quick_put_bytes = INLINE_BYTES
+    streams = False  # They come through regions, or arenas.
 
     def __init__(
         self, path: Path, lanes: Lanes, *, memory: SharedMemory, aside: Aside, verify: Verify, limits: types.Limits

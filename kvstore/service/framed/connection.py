@@ -32,6 +32,7 @@ _TURN_FRAMES = 64  # Taken in one turn: a few milliseconds' work. One read more 
 _LOOKS = 16  # A few microseconds: less than a turn of the loop costs.
 _TURN_SENDS = 16  # System calls in one turn: payload of tiny pieces needs many.
 _TLS_BYTES = 256 << 10
+_TAIL_BYTES = 32 << 10  # Beyond a turn's quantum: a few heads of frames, which are not worth another turn.
 _TURN_TLS_SENDS = 256  # Each sends one buffer, however small.
 MOST_QUEUED_BYTES = 8 << 20  # Answers that a peer does not take: nothing more is read from it beyond this.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * array.array("i").itemsize)
@@ -292,7 +293,7 @@ class Connection:
     def _send(self, buffers: list[memoryview], most: int) -> int:
         if self._tls is not None:  # What TLS did not take must be tried again with no less: most may be less by then.
             return self._tls.send(buffers[0][:_TLS_BYTES])
-        buffers = _first(buffers, most)
+        buffers = _first(buffers, most + _TAIL_BYTES)
         if self._outbox.descriptor is None:
             return self._sock.sendmsg(buffers)
         rights = array.array("i", [self._outbox.descriptor])
