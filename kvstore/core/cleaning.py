@@ -5,8 +5,8 @@ Rules
   gets one. Whoever needs room waits for no disk.
 - Nothing is written while memory has room to spare. A block that came from disk has its copy there still.
 - Only whole blocks are written: a part less makes a block useless to its readers.
-- A budget of bytes a second bounds the wear of the disk. While it lasts everything is written; when half of what can
-  be saved up is gone, only blocks that were asked for again, and of a chain the head before the tail, which is of no
+- A budget of bytes a second bounds the wear of the disk; what a quiet time leaves of it serves the next busy one. While
+  it lasts everything is written; when only a few seconds' worth is left, only blocks that were asked for again, and of a chain the head before the tail, which is of no
   use without it; when all is gone, nothing. A block that was dropped unwritten and is stored anew counts as asked for
   again (`Ghosts`).
 """
@@ -28,7 +28,9 @@ MOST_ROWS = 8192  # Looked at in one cohort: a fifth of a millisecond.
 FEWEST_ROWS = 16
 DOUBLED_SHARE = 0.03  # Of the disk, for what is in memory still: it is lost to what is not.
 BURST_FACTOR = 1.25
-SAVED_S = 10.0  # What of an unused budget can be saved up.
+# What of an unused budget can be saved up: flash wears by what is written in a year, while load comes in waves.
+SAVED_S = 600.0
+STRAINED_S = 5.0  # So much left, or less, is kept for what is worth most.
 GHOSTS_PER_BLOCK = 4
 _FEWEST_GHOSTS, _MOST_GHOSTS = 4096, 1 << 20
 
@@ -79,8 +81,10 @@ class WriteBudget:
 
     def __init__(self, rate_bytes: int | None, now: float) -> None:
         self.rate_bytes = rate_bytes
-        self._most = 0.0 if rate_bytes is None else rate_bytes * SAVED_S
-        self._left, self._at, self._written = self._most, now, 0
+        rate = rate_bytes or 0
+        self._most, self._strained = rate * SAVED_S, rate * STRAINED_S
+        # Little to begin with, so that one that is started again and again writes no more.
+        self._left, self._at, self._written = 2 * self._strained, now, 0
 
     def spend(self, written_bytes: int, now: float) -> None:
         """Takes the count of all bytes ever written."""
@@ -97,12 +101,12 @@ class WriteBudget:
     @property
     def is_strained(self) -> bool:
         """Whether less is left than all that could be written, by far."""
-        return self.rate_bytes is not None and self._left <= self._most / 2
+        return self.rate_bytes is not None and self._left <= self._strained
 
     @property
     def left_for_once_bytes(self) -> float:
         """What is left for blocks that were not asked for again."""
-        return float("inf") if self.rate_bytes is None else max(0.0, self._left - self._most / 2)
+        return float("inf") if self.rate_bytes is None else max(0.0, self._left - self._strained)
 
 
 class Ghosts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvstore.core.cleaning import FEWEST_ROWS, SAVED_S, Ahead, Cleaner, CleaningRules, Ghosts, WriteBudget
+from kvstore.core.cleaning import FEWEST_ROWS, SAVED_S, STRAINED_S, Ahead, Cleaner, CleaningRules, Ghosts, WriteBudget
 from kvstore.core.columns import Longs
 from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.sessions import Session
@@ -337,22 +337,24 @@ def test_without_a_budget_nothing_is_ever_low() -> None:
 
 
 def test_a_budget_is_spent_by_whoever_writes_and_fills_with_time() -> None:
-    budget, most = WriteBudget(1000, 100.0), int(1000 * SAVED_S)
-    assert (budget.left_bytes, budget.left_for_once_bytes) == (most, most // 2)
-    budget.spend(most // 2, 100.0)
-    budget.spend(most // 2, 100.0)
-    assert (budget.left_bytes, budget.left_for_once_bytes) == (most // 2, 0), "a count of all, not of what was added"
-    budget.spend(most // 2 + 1, 100.0)
+    budget, kept, most = WriteBudget(1000, 100.0), int(1000 * STRAINED_S), int(1000 * SAVED_S)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (2 * kept, kept), "little to begin with"
+    budget.spend(kept, 100.0)
+    budget.spend(kept, 100.0)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (kept, 0), "a count of all, not of what was added"
+    assert budget.is_strained
+    budget.spend(kept + 1, 100.0)
     assert budget.left_for_once_bytes == 0
-    budget.spend(most // 2 + 1, 101.0)
-    assert (budget.left_bytes, budget.left_for_once_bytes) == (most // 2 + 999, 999)
-    budget.spend(most // 2 + 1, 1e6)
-    assert budget.left_bytes == most, "no more can be saved up"
-    budget.spend(most // 2 + 1 + most + 3000, 1e6)
+    budget.spend(kept + 1, 101.0)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (kept + 999, 999)
+    assert not budget.is_strained
+    budget.spend(kept + 1, 1e6)
+    assert (budget.left_bytes, budget.left_for_once_bytes) == (most, most - kept), "no more can be saved up"
+    budget.spend(kept + 1 + most + 3000, 1e6)
     assert (budget.left_bytes, budget.left_for_once_bytes) == (0, 0), "what others wrote beyond it"
-    budget.spend(most // 2 + 1 + most + 3000, 1e6 + 2.5)
+    budget.spend(kept + 1 + most + 3000, 1e6 + 2.5)
     assert budget.left_bytes == 0, "is made up for first"
-    budget.spend(most // 2 + 1 + most + 3000, 1e6 + 4.0)
+    budget.spend(kept + 1 + most + 3000, 1e6 + 4.0)
     assert budget.left_bytes == 1000
 
 
@@ -361,11 +363,11 @@ def test_a_budget_lets_everything_pass_then_what_was_asked_for_again_then_nothin
 ) -> None:
     shard.now += 1.0
     _touch(client, full, keys(100, 104))
-    most = 64 * SLOT
-    cleaner = _cleaner(shard, share=1.0, budget_bytes=int(most / SAVED_S) + 1)
+    most = 64 * SLOT  # To begin with.
+    cleaner = _cleaner(shard, share=1.0, budget_bytes=int(most / (2 * STRAINED_S)) + 1)
     cleaner.budget.spend(most // 4, shard.now)
     chosen = _keys(shard, cleaner.choose(ALL_BYTES, _lives()))
-    assert len(chosen) == 21, "half of what can be saved up is kept for those that were asked for again"
+    assert len(chosen) == 21, "a few seconds' worth is kept for those that were asked for again"
     assert set(keys(100, 104)) <= set(chosen)
     cleaner.budget.spend(most // 2 + SLOT, shard.now)
     assert set(_keys(shard, cleaner.choose(ALL_BYTES, _lives()))) == set(keys(100, 104))
@@ -373,8 +375,10 @@ def test_a_budget_lets_everything_pass_then_what_was_asked_for_again_then_nothin
     assert len(cleaner.choose(ALL_BYTES, _lives())) == 1
     cleaner.budget.spend(2 * most, shard.now)
     assert cleaner.choose(ALL_BYTES, _lives()) == []
-    cleaner.budget.spend(2 * most, shard.now + 100 * SAVED_S)
+    cleaner.budget.spend(2 * most, shard.now + 2 * STRAINED_S + 2 * STRAINED_S)
     assert len(cleaner.choose(ALL_BYTES, _lives())) == 37, "half of it, and those that were asked for again"
+    cleaner.budget.spend(2 * most, shard.now + SAVED_S)
+    assert len(cleaner.choose(ALL_BYTES, _lives())) == STORED, "what a quiet time left"
 
 
 @pytest.mark.parametrize(("gap_s", "count"), [(0.05, 0), (0.2, 1)])
