@@ -6,9 +6,9 @@ Rules
 - Nothing is written while memory has room to spare. A block that came from disk has its copy there still.
 - Only whole blocks are written: a part less makes a block useless to its readers.
 - A budget of bytes a second bounds the wear of the disk; what a quiet time leaves of it serves the next busy one. While
-  it lasts everything is written; when only a few seconds' worth is left, only blocks that were asked for again, and of a chain the head before the tail, which is of no
-  use without it; when all is gone, nothing. A block that was dropped unwritten and is stored anew counts as asked for
-  again (`Ghosts`).
+  it lasts everything is written; when only a few seconds' worth is left, only blocks that were asked for again, and of
+  a chain the head before the tail, which is of no use without it; when all is gone, nothing. A block that was dropped
+  unwritten and is stored anew counts as asked for again (`Ghosts`).
 """
 
 from __future__ import annotations
