@@ -63,6 +63,7 @@ class BlockCells:
         "reuses",
         "slot_units",
         "touched",
+        "touches",
         "writing",
     )
 
@@ -74,6 +75,7 @@ class BlockCells:
         self.reserved = columns.reserved.data
         self.holds = columns.holds.data
         self.reuses = columns.reuses.data
+        self.touches = columns.touches.data
         self.disk_segment = columns.disk_segment.data
         self.disk_sequence = columns.disk_sequence.data
         self.disk_start = columns.disk_start.data
@@ -97,6 +99,7 @@ class BlockColumns:
         self.holds: Ids = np.zeros(rows, np.int32)  # Leases that name it; > 0 = neither evicted nor moved.
         self.doomed: Flags = np.zeros(rows, np.bool_)  # Unlinked; freed when the last hold ends.
         self.reuses: Ids = np.zeros(rows, np.int32)  # Requests that touched it after the one that made it.
+        self.touches: Bytes = np.zeros(rows, np.uint8)  # Owned by the eviction policies.
         self.writing: Flags = np.zeros(rows, np.bool_)  # Its slots are being written to disk; they stay until then.
         # Where its copy on disk lies, written from just the parts that are present; sequence 0 = there is none.
         self.disk_segment: Ids = np.zeros(rows, np.int32)

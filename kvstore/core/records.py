@@ -19,13 +19,12 @@ import numpy as np
 from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap, ClassKey
 from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, PartColumns
 from kvstore.core.counters import Removal
-from kvstore.core.eviction.base import EvictionPolicy, TouchHint
+from kvstore.core.eviction.base import SAME_REQUEST_S, EvictionPolicy, TouchHint
 from kvstore.core.few import Offsets, Rows, as_rows
 from kvstore.core.holds import add_holds, take_holds
 from kvstore.core.namespaces import Namespace
 
 SPARE_ROWS = 70_000  # Rows for one call's blocks before they have slots.
-REUSE_GAP_S = 0.1  # A touch sooner than this belongs to the request before: its writer's own, or who waited for it.
 _EVICTIONS = frozenset((Removal.CAPACITY, Removal.PAGE, Removal.QUOTA))
 
 
@@ -267,12 +266,12 @@ class Records:
 
     def _count_reuses(self, blocks: Rows, now: float) -> None:
         if isinstance(blocks, list):
-            touched, reuses, since = self.blocks.cell.touched, self.blocks.cell.reuses, now - REUSE_GAP_S
+            touched, reuses, since = self.blocks.cell.touched, self.blocks.cell.reuses, now - SAME_REQUEST_S
             for block in blocks:
                 if touched[block] < since:
                     reuses[block] += 1
         else:
-            self.blocks.reuses[blocks] += self.blocks.touched[blocks] < now - REUSE_GAP_S
+            self.blocks.reuses[blocks] += self.blocks.touched[blocks] < now - SAME_REQUEST_S
 
     def _by_slot_units(self, blocks: Rows) -> list[tuple[int, Rows]]:
         """Splits blocks by their slot size, the smallest first."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kvstore.core.columns import BlockColumns
 from kvstore.core.eviction.base import EvictionPolicy
+from kvstore.core.eviction.expected import ExpectedReuse
 from kvstore.core.eviction.lru import TailFirstLru
 
-POLICIES: dict[str, Callable[[BlockColumns], EvictionPolicy]] = {"lru": TailFirstLru}
+POLICIES: dict[str, Callable[[BlockColumns], EvictionPolicy]] = {"lru": TailFirstLru, "expected": ExpectedReuse}

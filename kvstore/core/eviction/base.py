@@ -7,6 +7,7 @@ it alone decides which cohort must give. Blocks under a lease (holds > 0) are ne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from kvstore.core.columns import Flags, Floats, Ids, Places
 from kvstore.core.few import Rows
 
+SAME_REQUEST_S = 0.1  # A touch sooner than this belongs to the request before: its writer's own, or who waited for it.
 PARKED = -1  # Place of a block that reached the old end while it was held.
 _FIRST_LOG = 64
 
@@ -117,6 +119,11 @@ class BlockQueue:
             self._count -= 1
         self._cell[block] = 0
 
+    def leave(self, blocks: Ids) -> None:
+        """Takes blocks out, all of which are in the queue, or parked at its old end."""
+        self._count -= int(np.count_nonzero(self._place[blocks] > 0))
+        self._place[blocks] = 0
+
     def oldest(self, holds: Ids) -> int | None:
         """Returns the oldest block without a hold; stale entries before it are dropped, held blocks parked."""
         while self._head < self._tail:
@@ -129,11 +136,20 @@ class BlockQueue:
             self._head += 1
         return None
 
-    def take(self, count: int, holds: Ids) -> Ids:
-        """Removes and returns up to `count` of the oldest blocks without a hold; held ones in the way are parked."""
+    def take(self, count: int, holds: Ids, *, times: Floats | None = None, limit: float = inf) -> Ids:
+        """Removes and returns up to `count` of the oldest blocks without a hold; held ones in the way are parked.
+
+        With `times`, which follow the order: none that is younger than `limit`.
+        """
         found: list[Ids] = []
         while count > 0 and self._head < self._tail:
             chunk, live = self._chunk(self._head, count)
+            if times is not None and limit < inf:
+                young = np.flatnonzero(live & (times[chunk] > limit))
+                if len(young):
+                    chunk, live = chunk[: young[0]], live[: young[0]]
+                    if not len(chunk):
+                        break
             free = np.flatnonzero(live & (holds[chunk] == 0))
             end = len(chunk) if len(free) < count else int(free[count - 1]) + 1
             self._leave(chunk[:end], live[:end], holds)
