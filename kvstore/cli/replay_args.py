@@ -13,6 +13,7 @@ from kvstore.cli.command_errors import CommandError
 from kvstore.cli.connection import ADMIN, add_tls_flags, duration_s, tls_options
 from kvstore.cli.gen import add_load_flags
 from kvstore.config import format_size, parse_ratio, parse_size
+from kvstore.config.schema import HOT_POLICIES
 from kvstore.replay.crew import CrewSize
 from kvstore.replay.dispatch import Pace
 from kvstore.replay.engine import ExistingServer, Settings
@@ -54,10 +55,20 @@ def trace_and_settings(arguments: argparse.Namespace) -> tuple[Trace, Settings]:
     pace, crew, part_bytes = _pace(arguments), _crew(arguments), _part_bytes(arguments)
     wait_ms = round(duration_s(arguments.wait, "--wait") * 1000)
     wanted, warm = _wanted(arguments), _wanted_warm(arguments)
+    if arguments.policy is not None and arguments.server is not None:
+        raise CommandError("--policy: is a running server's own affair; leave it out with --server")
     trace = _trace(arguments)
     shard = wanted if isinstance(wanted, ExistingServer) else _sized(wanted, trace, part_bytes)
     order = None if warm is None else _ordered(warm, trace, part_bytes)
-    return trace, Settings(shard=shard, part_bytes=part_bytes, crew=crew, pace=pace, wait_ms=wait_ms, warm=order)
+    return trace, Settings(
+        shard=shard,
+        part_bytes=part_bytes,
+        crew=crew,
+        pace=pace,
+        wait_ms=wait_ms,
+        warm=order,
+        policy=arguments.policy,
+    )
 
 
 def _add_load_flags(parser: argparse.ArgumentParser) -> None:
@@ -90,6 +101,8 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--write-budget", metavar="SIZE", help="bytes a second that may be written to disk on average (default: all)"
     )
+    names = ", ".join(HOT_POLICIES)
+    group.add_argument("--policy", choices=HOT_POLICIES, help=f"which blocks it evicts first: {names}")
     group.add_argument("--server", metavar="ADDRESS", help="use a server that runs already")
     group.add_argument("--admin", metavar="ADDRESS", default=ADMIN, help="its admin port (default: %(default)s)")
 

@@ -28,6 +28,7 @@ MAX_PART_BYTES = 64 * MIB
 GRAIN_BYTES = 4 * KIB
 MAX_CAPACITY_BYTES = 16 * TIB
 MAX_COUNT = 65536
+HOT_POLICIES = ("expected", "lru")  # Those of kvstore.core.eviction.
 
 _TTL = WordOr("none", Duration(low="100ms", high="8760h"))
 _QUOTA = WordOr("none", SizeOrPercent(low=0, high=MAX_CAPACITY_BYTES))
@@ -107,7 +108,13 @@ class HotConfig:
             Ratio(low=0.05, high=1.0), default="0.8", doc="most of hot.capacity that leases may pin at once"
         )
     )
-    policy: str = field(metadata=_option(OneOf(("lru",)), default="lru", doc="which blocks are evicted first"))
+    policy: str = field(
+        metadata=_option(
+            OneOf(HOT_POLICIES),
+            default="expected",
+            doc="which blocks are evicted first: those least likely to be asked for again, or those idle longest",
+        )
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,8 @@ class ExistingServer:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replay is told. `shard`: the size of the shard to start, or where one runs; `warm`: of one to start."""
+    """What a replay is told. `shard`: the size of the shard to start, or where one runs; `warm`, `policy`: of one to
+    start."""
 
     shard: ShardSize | ExistingServer
     part_bytes: int
@@ -47,6 +48,7 @@ class Settings:
     pace: Pace
     wait_ms: int
     warm: WarmOrder | None = None
+    policy: str | None = None
 
 
 Watch = Callable[[Tally, float], None]
@@ -133,7 +135,8 @@ def _shard(settings: Settings, plan: Plan) -> Iterator[_Shard]:
         say_hello(chosen.target, plan, chosen.tls)
         yield _Shard(chosen, None, plan)
         return
-    with warm_flags(settings.warm) as warm, own_server([*server_flags(chosen, plan), *warm]) as own:
+    policy = () if settings.policy is None else ("--hot.policy", settings.policy)
+    with warm_flags(settings.warm) as warm, own_server([*server_flags(chosen, plan), *policy, *warm]) as own:
         yield _Shard(ExistingServer(own.target, own.admin_target), own, plan)
 
 

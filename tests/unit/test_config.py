@@ -301,7 +301,7 @@ def test_the_table_of_bounds_holds_every_option_that_has_any() -> None:
         ("[hot]\nmax_leased_share = nan", "nan is outside 0.05..1.0"),
         ("[hot]\nmax_leased_share = inf", "inf is outside"),
         ("[hot]\nmax_leased_share = true", "a boolean, not a ratio"),
-        ("[hot]\npolicy = 'LRU'", "'LRU' is not one of lru"),
+        ("[hot]\npolicy = 'LRU'", "'LRU' is not one of expected, lru"),
         ("[hot]\nprefault = 1", "an integer, not a word"),
         ("hot = 3", "an integer, not a table"),
         ("[[hot]]", "a list, not a table"),

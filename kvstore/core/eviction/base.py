@@ -119,10 +119,9 @@ class BlockQueue:
             self._count -= 1
         self._cell[block] = 0
 
-    def leave(self, blocks: Ids) -> None:
-        """Takes blocks out, all of which are in the queue, or parked at its old end."""
-        self._count -= int(np.count_nonzero(self._place[blocks] > 0))
-        self._place[blocks] = 0
+    def left(self, count: int) -> None:
+        """Says that so many blocks that were in the queue, parked ones not counted, have been given place 0."""
+        self._count -= count
 
     def oldest(self, holds: Ids) -> int | None:
         """Returns the oldest block without a hold; stale entries before it are dropped, held blocks parked."""

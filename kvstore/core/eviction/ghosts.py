@@ -1,8 +1,9 @@
 """Blocks that have gone: how often each was asked for, and when last. Bounded, without an object a block.
 
 A table of buckets of a few places: a key's hash says in which bucket it is remembered, and there the one goes that came
-first. So it remembers about as many as it has places, the later ones, and searches no further than one bucket. (With
-one place a bucket it would forget a third of what is asked for again within half as many as it has places.)
+first. Blocks are remembered until as many have gone after them as the horizon says; the table has twice as many places,
+so that nearly none is forgotten before. The horizon matters: what comes back later than a cache could ever have kept it
+says nothing of what is worth keeping.
 """
 
 from __future__ import annotations
@@ -10,53 +11,73 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvstore.core.columns import Bytes, Floats, Longs
 
 WAYS = 8
-_FEWEST = 128 * WAYS
-_ENDS = tuple(range(WAYS))
+_FEWEST = 64 * WAYS
+_PLACES_PER_GHOST = 2
+_WRAP = (1 << 32) - 1
 
 
 class GhostTable:
-    """Counts and times by 64-bit hashes. 17 bytes a place."""
+    """Counts and times by 64-bit hashes, of the last `horizon` blocks that went. 21 bytes a place, two places each."""
 
-    __slots__ = ("_bucket_mask", "_cell", "_count", "_hash", "_next", "_time")
+    __slots__ = (
+        "_bucket_mask",
+        "_cells",
+        "_count",
+        "_hash",
+        "_hashes",
+        "_next",
+        "_number",
+        "_time",
+        "_went",
+        "horizon",
+    )
 
-    def __init__(self, places: int = _FEWEST) -> None:
-        self._make(places)
+    def __init__(self) -> None:
+        self.horizon = 0
+        self._went = 0
+        self._make(_FEWEST)
 
     def __len__(self) -> int:
+        """How many places are taken, by ghosts and by what the horizon has passed."""
         return int(np.count_nonzero(self._count))
 
     @property
     def places(self) -> int:
         return (self._bucket_mask + 1) * WAYS
 
-    def fit(self, places: int) -> None:
-        """Grows, by doubling, to at least so many places; what is remembered stays. It never shrinks."""
-        if places <= self.places:
+    def fit(self, horizon: int) -> None:
+        """Sets the horizon. The table grows, by doubling, and never shrinks; what is remembered stays."""
+        self.horizon = horizon
+        if _PLACES_PER_GHOST * horizon <= self.places:
             return
-        hashes, counts, times = self._hash, self._count, self._time
-        self._make(places)
+        hashes, counts, times, numbers = self._hash, self._count, self._time, self._number
+        self._make(_PLACES_PER_GHOST * horizon)
         there = np.flatnonzero(counts)
-        there = there[np.argsort(times[there], kind="stable")]
-        for way in range(WAYS):  # Those of one bucket one after the other.
-            some = there[way::WAYS]
-            self._put(hashes[some], counts[some], times[some])
+        there = there[np.argsort(self._age(numbers[there]), kind="stable")[::-1]]
+        self._put(hashes[there], counts[there], times[there], numbers[there])
 
     def add(self, hashes: Sequence[int], counts: Bytes, times: Floats) -> None:
-        """Remembers blocks. Of two in one call that share a bucket one may be forgotten."""
-        self._put(np.array(hashes, np.int64), counts, times)
+        """Remembers blocks, in the order in which they went."""
+        numbers = (np.arange(self._went, self._went + len(hashes)) & _WRAP).astype(np.uint32)
+        self._went += len(hashes)
+        self._put(np.array(hashes, np.int64), counts, times, numbers)
 
     def take(self, of: int) -> tuple[int, float] | None:
         """Returns count and time of one block and forgets it, None if it is not known."""
-        cell, first = self._cell, (of & self._bucket_mask) * WAYS
-        for way in _ENDS:
-            if cell[first + way] == of and self._count[first + way]:
-                found = int(self._count[first + way]), float(self._time[first + way])
-                self._count[first + way] = 0
-                return found
+        first = (of & self._bucket_mask) * WAYS
+        if of not in self._hashes[first : first + WAYS].tolist():
+            return None
+        hashes, (counts, times, numbers) = self._hashes, self._cells
+        for at in range(first, first + WAYS):
+            if hashes[at] == of and counts[at]:
+                found = counts[at], times[at]
+                counts[at] = 0
+                return found if (self._went - numbers[at]) & _WRAP <= self.horizon else None
         return None
 
     def take_many(self, hashes: Sequence[int]) -> tuple[Longs, Floats]:
@@ -65,9 +86,16 @@ class GhostTable:
         at = ((of & self._bucket_mask) * WAYS)[:, None] + np.arange(WAYS)
         matches = (self._hash[at] == of[:, None]) & (self._count[at] > 0)
         at = at[np.arange(len(of)), matches.argmax(axis=1)]
-        counts = np.where(matches.any(axis=1), self._count[at], 0).astype(np.int64)
-        self._count[at[counts > 0]] = 0
+        is_known = matches.any(axis=1)
+        is_recent = self._age(self._number[at]) <= self.horizon
+        counts = np.where(is_known & is_recent, self._count[at], 0).astype(np.int64)
+        self._count[at[is_known]] = 0
         return counts, self._time[at]
+
+    def _age(self, numbers: npt.NDArray[np.uint32]) -> Longs:
+        """How many have gone since each went."""
+        found: Longs = (self._went - numbers.astype(np.int64)) & _WRAP
+        return found
 
     def _make(self, places: int) -> None:
         buckets = 1 << max(0, -(-max(_FEWEST, places) // WAYS) - 1).bit_length()
@@ -76,10 +104,19 @@ class GhostTable:
         self._hash: Longs = np.zeros(buckets * WAYS, np.int64)
         self._count: Bytes = np.zeros(buckets * WAYS, np.uint8)
         self._time: Floats = np.zeros(buckets * WAYS, np.float64)
-        self._cell = self._hash.data
+        self._number: npt.NDArray[np.uint32] = np.zeros(buckets * WAYS, np.uint32)
+        self._hashes, self._cells = self._hash.data, (self._count.data, self._time.data, self._number.data)
 
-    def _put(self, hashes: Longs, counts: Bytes, times: Floats) -> None:
-        bucket = hashes & self._bucket_mask
-        at = bucket * WAYS + self._next[bucket]
-        self._next[bucket] = (self._next[bucket] + 1) % WAYS
-        self._hash[at], self._count[at], self._time[at] = hashes, counts, times
+    def _put(self, hashes: Longs, counts: Bytes, times: Floats, numbers: npt.NDArray[np.uint32]) -> None:
+        """Puts them in, in their order; those of one bucket one after the other."""
+        if not len(hashes):
+            return
+        order = np.argsort(hashes & self._bucket_mask, kind="stable")
+        bucket = (hashes & self._bucket_mask)[order]
+        starts = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1])))
+        sizes = np.diff(starts, append=len(bucket))
+        rank = np.arange(len(bucket)) - np.repeat(starts, sizes)
+        at = bucket * WAYS + (self._next[bucket] + rank) % WAYS
+        self._next[bucket[starts]] = (self._next[bucket[starts]] + sizes) % WAYS
+        self._hash[at], self._count[at] = hashes[order], counts[order]
+        self._time[at], self._number[at] = times[order], numbers[order]
