@@ -69,6 +69,7 @@ class Shard:
         max_leases: int = 1 << 18,
         max_namespaces: int = 1024,
         session_open_s: float = 1e9,
+        policy: str = "lru",
     ) -> None:
         self.now = 1000.0
         self.store = Store(
@@ -79,6 +80,7 @@ class Shard:
                 max_leases=max_leases,
                 max_namespaces=max_namespaces,
                 session_open_s=session_open_s,
+                policy=policy,
             ),
             rules_of,
         )

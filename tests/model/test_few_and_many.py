@@ -57,10 +57,13 @@ def numbers(rows: Rows) -> list[int]:
 class Twin:
     """One of the shards, and the leases and waits that its clients know of."""
 
-    def __init__(self, most_few: int) -> None:
+    def __init__(self, most_few: int, policy: str) -> None:
         self.most_few = most_few
         self.shard = Shard(
-            capacity_bytes=6 * PAGE_BYTES + 16 * KIB, leased_share=0.7, rules_of=lambda spec: RULES[spec.name]
+            capacity_bytes=6 * PAGE_BYTES + 16 * KIB,
+            leased_share=0.7,
+            rules_of=lambda spec: RULES[spec.name],
+            policy=policy,
         )
         self.store = self.shard.store
         self.store.reader.limits.call_bytes = CALL_BYTES
@@ -223,10 +226,11 @@ class TwinMachine(RuleBasedStateMachine):
     """Any calls, made to both shards."""
 
     most_few = WAYS[2]
+    policy = "lru"
 
     def __init__(self) -> None:
         super().__init__()
-        self.twins = [Twin(WAYS[0]), Twin(self.most_few)]
+        self.twins = [Twin(WAYS[0], self.policy), Twin(self.most_few, self.policy)]
 
     def both(self, call: Callable[[Twin], Answer]) -> None:
         """Makes one call to both; their answers and all that they hold must be equal."""
@@ -328,8 +332,15 @@ class MixedTwinMachine(TwinMachine):
     most_few = WAYS[1]
 
 
+class ExpectedReuseMachine(MixedTwinMachine):
+    """With the other policy."""
+
+    policy = "expected"
+
+
 TestFew = TwinMachine.TestCase
 TestMixed = MixedTwinMachine.TestCase
+TestExpectedReuse = ExpectedReuseMachine.TestCase
 
 
 @pytest.mark.parametrize("most_few", WAYS[1:])

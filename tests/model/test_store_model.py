@@ -77,13 +77,17 @@ class StoreMachine(RuleBasedStateMachine):
     """Clients read, write, forget, die and come back late."""
 
     most_few = WAYS[2]  # Rows that are handled one by one.
+    policy = "lru"
 
     def __init__(self) -> None:
         super().__init__()
         self.way = ExitStack()
         self.way.enter_context(at_most_few(self.most_few))
         self.shard = Shard(
-            capacity_bytes=6 * PAGE_BYTES + 16 * KIB, leased_share=0.8, rules_of=lambda spec: RULES[spec.name]
+            capacity_bytes=6 * PAGE_BYTES + 16 * KIB,
+            leased_share=0.8,
+            rules_of=lambda spec: RULES[spec.name],
+            policy=self.policy,
         )
         self.store = self.shard.store
         keeper = self.shard.client()  # Keeps the namespaces in use when all others are gone.
@@ -606,6 +610,13 @@ class MixedMachine(StoreMachine):
     most_few = WAYS[1]
 
 
+class ExpectedReuseMachine(MixedMachine):
+    """With the other policy."""
+
+    policy = "expected"
+
+
 TestStore = StoreMachine.TestCase
 TestStoreAtOnce = AtOnceMachine.TestCase
 TestStoreMixed = MixedMachine.TestCase
+TestStoreExpectedReuse = ExpectedReuseMachine.TestCase

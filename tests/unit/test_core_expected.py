@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.core.columns import BlockColumns
+from kvstore.core.columns import BlockColumns, Bytes
 from kvstore.core.eviction import expected
 from kvstore.core.eviction.base import NO_HINT, SAME_REQUEST_S
 from kvstore.core.eviction.expected import GHOSTS_PER_BLOCK, KINDS, ExpectedReuse
@@ -38,7 +40,8 @@ class Cohort:
             expected._MANY = before
 
     def take(self, count: int) -> list[int]:
-        return self.policy.take(count).tolist()
+        taken: list[int] = self.policy.take(count).tolist()
+        return taken
 
     def is_here(self, block: int) -> bool:
         return bool(self.columns.queue_place.at[block])
@@ -161,14 +164,15 @@ def test_the_longest_idle_block_tells_how_old_a_cohort_is(cohort: Cohort) -> Non
     first_s = cohort.now
     cohort.touch(2, 3)
     assert cohort.policy.idle_since() == first_s
-    since = [cohort.policy.idle_since()]
+    since = [first_s]
     for _ in range(3):
         cohort.take(1)
-        since.append(cohort.policy.idle_since())
+        since.append(cohort.policy.idle_since() or since[-1])
     assert since == sorted(since)
 
 
 chains = st.integers(0, 40).flatmap(lambda head: st.integers(1, 60).map(lambda size: (head * 50, size)))
+Move: TypeAlias = "tuple[Any, ...]"
 moves = st.lists(
     st.one_of(
         st.tuples(st.just("touch"), chains, st.sampled_from([0.01, 0.5, 30.0])),
@@ -181,7 +185,7 @@ moves = st.lists(
 )
 
 
-def _played(game: list[tuple], many: int) -> list[object]:
+def _played(game: list[Move], many: int) -> list[object]:
     cohort = Cohort(many=many)
     told: list[object] = []
     for move in game:
@@ -208,7 +212,7 @@ def _played(game: list[tuple], many: int) -> list[object]:
 
 @settings(max_examples=60, deadline=None)
 @given(moves)
-def test_one_by_one_and_at_once_decide_alike(game: list[tuple]) -> None:
+def test_one_by_one_and_at_once_decide_alike(game: list[Move]) -> None:
     assert _played(game, 0) == _played(game, 1 << 20)
 
 
@@ -216,10 +220,11 @@ def test_one_by_one_and_at_once_decide_alike(game: list[tuple]) -> None:
 
 
 def _hashes(count: int, seed: int = 1) -> list[int]:
-    return np.random.default_rng(seed).integers(-(1 << 63), (1 << 63) - 1, count, dtype=np.int64).tolist()
+    found: list[int] = np.random.default_rng(seed).integers(-(1 << 63), (1 << 63) - 1, count, dtype=np.int64).tolist()
+    return found
 
 
-def _ones(count: int, of: int = 1) -> np.ndarray:
+def _ones(count: int, of: int = 1) -> Bytes:
     return np.full(count, of, np.uint8)
 
 

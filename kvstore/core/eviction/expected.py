@@ -146,17 +146,20 @@ class ExpectedReuse:
         columns = self._columns
         place = columns.queue_place.at[blocks]
         counts, last_s = columns.touches[blocks].astype(np.int64), columns.touched[blocks]
-        new = np.flatnonzero(place == 0)
+        new = (place == 0).nonzero()[0]
         if len(new):
             key = columns.key
             counts[new], last_s[new] = self._ghosts.take_many([hash(key[row]) for row in blocks[new].tolist()])
+            if len(new) == len(blocks) and not counts.any():
+                self._enter(blocks, now)
+                return
         gap_s = now - last_s
         is_again = (gap_s >= SAME_REQUEST_S) & (counts > 0)
         is_counted = is_again | (counts == 0)
         before = np.minimum(counts, KINDS) - 1
         counts = np.maximum.accumulate(np.minimum(counts + is_counted, _MOST_TOUCHES))
         after = np.minimum(counts, KINDS) - 1
-        moves = np.flatnonzero((before != after) & (place != 0))
+        moves = ((before != after) & (place != 0)).nonzero()[0]
         if len(moves):
             was_queued = before[moves[place[moves] > 0]]
             columns.queue_place.at[blocks[moves]] = 0
@@ -175,6 +178,13 @@ class ExpectedReuse:
             if end > start:
                 kind.queue.append(blocks[start:end])
             start = end
+
+    def _enter(self, blocks: Ids, now: float) -> None:
+        """Takes in blocks none of which is known."""
+        self._columns.touches[blocks] = 1
+        self._columns.touched[blocks] = now
+        self._kinds[0].learn(0, 0.0, len(blocks))
+        self._kinds[0].queue.append(blocks)
 
     # -- leaving -------------------------------------------------------------------------------------------------
 
@@ -210,7 +220,7 @@ class ExpectedReuse:
         columns = self._columns
         times = columns.touched[victims]
         keep = (1 - _STAY_WEIGHT) ** len(victims)
-        self._stay_s = keep * self._stay_s + (1 - keep) * float(np.mean(self._now - times))
+        self._stay_s = keep * self._stay_s + (1 - keep) * (self._now - float(times.sum()) / len(times))
         key = columns.key
         self._ghosts.fit(int(GHOSTS_PER_BLOCK * len(self)))
         self._ghosts.add([hash(key[row]) for row in victims.tolist()], columns.touches[victims], times)

@@ -19,6 +19,7 @@ WAYS = 8
 _FEWEST = 64 * WAYS
 _PLACES_PER_GHOST = 2
 _WRAP = (1 << 32) - 1
+_ENDS = np.arange(WAYS)
 
 
 class GhostTable:
@@ -83,14 +84,16 @@ class GhostTable:
     def take_many(self, hashes: Sequence[int]) -> tuple[Longs, Floats]:
         """As `take`: counts, 0 for those not known, and times."""
         of = np.array(hashes, np.int64)
-        at = ((of & self._bucket_mask) * WAYS)[:, None] + np.arange(WAYS)
-        matches = (self._hash[at] == of[:, None]) & (self._count[at] > 0)
-        at = at[np.arange(len(of)), matches.argmax(axis=1)]
-        is_known = matches.any(axis=1)
-        is_recent = self._age(self._number[at]) <= self.horizon
-        counts = np.where(is_known & is_recent, self._count[at], 0).astype(np.int64)
-        self._count[at[is_known]] = 0
-        return counts, self._time[at]
+        at = ((of & self._bucket_mask) * WAYS)[:, None] + _ENDS
+        found, way = ((self._hash[at] == of[:, None]) & (self._count[at] > 0)).nonzero()
+        counts, times = np.zeros(len(of), np.int64), np.zeros(len(of), np.float64)
+        if len(found):
+            at = at[found, way]
+            is_recent = self._age(self._number[at]) <= self.horizon
+            recent = at[is_recent]
+            counts[found[is_recent]], times[found[is_recent]] = self._count[recent], self._time[recent]
+            self._count[at] = 0
+        return counts, times
 
     def _age(self, numbers: npt.NDArray[np.uint32]) -> Longs:
         """How many have gone since each went."""
@@ -111,12 +114,17 @@ class GhostTable:
         """Puts them in, in their order; those of one bucket one after the other."""
         if not len(hashes):
             return
-        order = np.argsort(hashes & self._bucket_mask, kind="stable")
-        bucket = (hashes & self._bucket_mask)[order]
-        starts = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1])))
-        sizes = np.diff(starts, append=len(bucket))
-        rank = np.arange(len(bucket)) - np.repeat(starts, sizes)
-        at = bucket * WAYS + (self._next[bucket] + rank) % WAYS
-        self._next[bucket[starts]] = (self._next[bucket[starts]] + sizes) % WAYS
-        self._hash[at], self._count[at] = hashes[order], counts[order]
-        self._time[at], self._number[at] = times[order], numbers[order]
+        bucket = hashes & self._bucket_mask
+        if len(set(bucket.tolist())) == len(bucket):  # Mostly: a table has many times the buckets of one call.
+            at = bucket * WAYS + self._next[bucket]
+            self._next[bucket] = (self._next[bucket] + 1) % WAYS
+        else:
+            order = np.argsort(bucket, kind="stable")
+            bucket, hashes, counts = bucket[order], hashes[order], counts[order]
+            times, numbers = times[order], numbers[order]
+            starts = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1])))
+            sizes = np.diff(starts, append=len(bucket))
+            rank = np.arange(len(bucket)) - np.repeat(starts, sizes)
+            at = bucket * WAYS + (self._next[bucket] + rank) % WAYS
+            self._next[bucket[starts]] = (self._next[bucket[starts]] + sizes) % WAYS
+        self._hash[at], self._count[at], self._time[at], self._number[at] = hashes, counts, times, numbers

@@ -1,0 +1,156 @@
+"""`python -m bench.policy TRACE ...`: hit rates of eviction policies by capacity, beside what an oracle reaches.
+
+Plays each trace through the store's own policies, without a store around them. Exits 1 if a bound is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.compare.machine import machine
+from bench.compare.tables import Grid
+from bench.policy import speed
+from bench.policy.figures import CAPACITIES, ORACLE, Cell, grids, verdicts
+from bench.policy.oracle import furthest_next_use
+from bench.policy.others import NAMES, library, play_other
+from bench.policy.picture import write_picture
+from bench.policy.play import Played, play
+from bench.report import grid_of, say, show, to_markdown
+from kvstore.core.eviction import POLICIES
+from kvstore.workload.formats import read_trace
+from kvstore.workload.generate import generate_trace
+from kvstore.workload.lines import TraceError
+from kvstore.workload.profiles import PROFILES
+from kvstore.workload.reuse import HitRates
+from kvstore.workload.sessions import SessionMerge
+from kvstore.workload.trace import Trace
+
+GENERATED = "gen:"
+DEFAULT_TRACES = ("gen:api", "gen:chat", "gen:agent")
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments = parser.parse_args(given)
+    if arguments.speed:
+        return _speed(full=arguments.full)
+    try:
+        percents = [_percent(text) for text in arguments.capacities.split(",")]
+        players = {name: _player(name) for name in _policies(arguments.policies)}
+        traces = [(name, load(name)) for name in arguments.traces or DEFAULT_TRACES]
+    except (ValueError, TraceError, OSError) as error:
+        parser.error(str(error))
+    cells: list[Cell] = []
+    for name, trace in traces:
+        played = Played.of(trace)
+        say(f"{name}: {len(played.rows):,} requests, {played.blocks:,} blocks, {played.accesses:,} look-ups")
+        for policy, player in players.items():
+            began_s = time.perf_counter()
+            cells += [Cell(_title(name), policy, p, player(played, played.capacity(p))) for p in percents]
+            rate = played.accesses * len(percents) / (time.perf_counter() - began_s)
+            say(f"  {policy}: {60 * rate / 1e6:,.1f} million look-ups a minute")
+    tables = [*grids(cells), grid_of("All traces", rows := verdicts(cells))]
+    for table in tables:
+        show(table)
+    _write(arguments, cells, tables)
+    missed = [row.name for row in rows if row.holds is False]
+    for row_name in missed:
+        print(f"missed: {row_name}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def _speed(*, full: bool) -> int:
+    rows = speed.run(full=full)
+    show(grid_of("Touches of the store's own policies on one core", rows))
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
+def load(name: str) -> Trace:
+    """Reads a trace file, of a sessions file its sample `@PHASE`, or generates `gen:PROFILE`, with seed `@SEED`.
+
+    Raises: ValueError, TraceError, OSError.
+    """
+    source, _, number = name.partition("@")
+    if number and not number.isdigit():
+        raise ValueError(f"{name}: what follows @ is no number")
+    if source.startswith(GENERATED):
+        profile = source.removeprefix(GENERATED)
+        if profile not in PROFILES:
+            raise ValueError(f"{name}: no profile {profile!r}; there are {', '.join(sorted(PROFILES))}")
+        return generate_trace(PROFILES[profile], seed=int(number or 1))
+    return read_trace(source, merge=SessionMerge(phase=int(number or 0)))
+
+
+def _title(name: str) -> str:
+    """The name by which a trace is known, whatever folder it is in."""
+    return name if name.startswith(GENERATED) else Path(name).name.replace(".gz", "").replace(".jsonl", "")
+
+
+def _policies(text: str) -> list[str]:
+    if text != "all":
+        return text.split(",")
+    return [*POLICIES, ORACLE, *(NAMES if library() is not None else ())]
+
+
+def _player(name: str) -> Callable[[Played, int], HitRates]:
+    if name == ORACLE:
+        return furthest_next_use
+    if name in POLICIES:
+        return lambda trace, capacity: play(trace, POLICIES[name], capacity)
+    if name not in NAMES:
+        raise ValueError(f"--policies: no policy {name!r}; there are {', '.join([*POLICIES, ORACLE, *NAMES])}")
+    if library() is None:
+        raise ValueError(f"--policies: {name} is of libcachesim, which is not installed")
+    return lambda trace, capacity: play_other(trace, name, capacity)
+
+
+def _percent(text: str) -> float:
+    percent = float(text)
+    if not 0 < percent <= 100:
+        raise ValueError(f"--capacities: {text} is outside of 0..100 percent")
+    return percent
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.policy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    what = f"a trace file, or gen:PROFILE; @NUMBER chooses a sample of sessions or a seed (default: {DEFAULT_TRACES})"
+    parser.add_argument("traces", nargs="*", metavar="TRACE", help=what)
+    known = ", ".join([*POLICIES, ORACLE, *NAMES])
+    parser.add_argument(
+        "--policies", metavar="NAME,...", default="all", help=f"of {known}; those behind min need libcachesim"
+    )
+    default = ",".join(f"{percent:g}" for percent in CAPACITIES)
+    parser.add_argument(
+        "--capacities", metavar="PERCENT,...", default=default, help="of the distinct blocks (default: %(default)s)"
+    )
+    parser.add_argument("--speed", action="store_true", help="measure touches a second instead")
+    parser.add_argument("--full", action="store_true", help="with --speed: of ten million blocks too (4 GiB)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write every figure here")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the tables here, for a page")
+    parser.add_argument("--png", metavar="FILE", type=Path, help="also draw hit rate against capacity")
+    return parser
+
+
+def _write(arguments: argparse.Namespace, cells: Sequence[Cell], tables: Sequence[Grid]) -> None:
+    if arguments.json is not None:
+        figures = [asdict(cell) for cell in cells]
+        arguments.json.write_text(json.dumps({"machine": machine(), "policy": figures}, indent=2) + "\n")
+    if arguments.markdown is not None:
+        names = " ".join(map(_title, arguments.traces or DEFAULT_TRACES))
+        arguments.markdown.write_text(to_markdown(f"python -m bench.policy {names}", machine(), tables))
+    if arguments.png is not None:
+        write_picture(cells, arguments.png)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
