@@ -253,16 +253,16 @@ class Records:
 
     # -- order ---------------------------------------------------------------------------------------------------
 
-    def touch(self, namespace: Namespace, blocks: Rows, *, now: float, hint: TouchHint) -> None:
-        """Tells the policy of one request's blocks, distinct, given tail first."""
+    def touch(self, namespace: Namespace, blocks: Rows, *, now: float, hint: TouchHint, asked: bool = True) -> None:
+        """Tells the policy of one request's blocks, distinct, given tail first. `asked`: by a reader."""
         if not len(blocks):
             return
         self._count_reuses(blocks, now)
         if namespace.has_one_slot_size:
-            self.cohort(namespace, namespace.kv_slot_bytes).touch(blocks, now, hint)
+            self.cohort(namespace, namespace.kv_slot_bytes).touch(blocks, now, hint, asked=asked)
             return
         for unit, some in self._by_slot_units(blocks):
-            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(some, now, hint)
+            self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(some, now, hint, asked=asked)
 
     def _count_reuses(self, blocks: Rows, now: float) -> None:
         if isinstance(blocks, list):

@@ -133,7 +133,7 @@ class Writer:
         own = distinct_tail_first(as_rows([block for block in plan.known if block >= 0]))
         if len(own):
             self.records.hold(own)
-            self.records.touch(namespace, own, now=now, hint=request.hint)
+            self.records.touch(namespace, own, now=now, hint=request.hint, asked=False)
         self._create(namespace, plan, now)
         if plan.parts:
             self._touch_all(namespace, plan.known, now=now, hint=request.hint)
@@ -371,7 +371,7 @@ class Writer:
         """The whole chain as one request, stored head included; blocks removed while room was made are left out."""
         doomed = self.records.blocks.cell.doomed
         blocks = as_rows([block for block in known if block >= 0 and not doomed[block]])
-        self.records.touch(namespace, distinct_tail_first(blocks), now=now, hint=hint)
+        self.records.touch(namespace, distinct_tail_first(blocks), now=now, hint=hint, asked=False)
 
 
 def _numbers(rows: Rows) -> Sequence[int]:

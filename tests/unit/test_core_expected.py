@@ -29,13 +29,13 @@ class Cohort:
         self.policy = ExpectedReuse(self.columns)
         self.now, self._many = 100.0, many
 
-    def touch(self, *chain: int, after_s: float = 1.0) -> None:
+    def touch(self, *chain: int, after_s: float = 1.0, asked: bool = True) -> None:
         """One request, its blocks given head first."""
         self.now += after_s
         rows: Rows = list(chain[::-1])
         before, expected._MANY = expected._MANY, self._many
         try:
-            self.policy.touch(rows, self.now, NO_HINT)
+            self.policy.touch(rows, self.now, NO_HINT, asked=asked)
         finally:
             expected._MANY = before
 
@@ -92,6 +92,19 @@ def test_a_touch_soon_after_another_is_of_the_same_request(cohort: Cohort) -> No
     assert cohort.learned() == before
     cohort.touch(0, 1, after_s=2 * SAME_REQUEST_S)
     assert cohort.learned() != before
+
+
+def test_a_writer_s_own_chain_is_not_asked_for(cohort: Cohort) -> None:
+    cohort.touch(*range(30), asked=False)
+    assert cohort.columns.touches[:30].tolist() == [1] * 30
+    before = cohort.learned()
+    cohort.touch(*range(30), after_s=5.0, asked=False)
+    assert cohort.learned() == before
+    gone = cohort.take(10)
+    cohort.touch(*range(32), after_s=5.0, asked=False)
+    assert cohort.columns.touches[gone].tolist() == [2] * 10, "what is made anew is wanted again"
+    assert cohort.columns.touches[30:32].tolist() == [1, 1]
+    assert cohort.columns.touches[:20].tolist() == [2] * 20, "as often as what is behind it"
 
 
 def test_what_went_is_known_when_it_comes_back(cohort: Cohort) -> None:
@@ -175,7 +188,7 @@ chains = st.integers(0, 40).flatmap(lambda head: st.integers(1, 60).map(lambda s
 Move: TypeAlias = "tuple[Any, ...]"
 moves = st.lists(
     st.one_of(
-        st.tuples(st.just("touch"), chains, st.sampled_from([0.01, 0.5, 30.0])),
+        st.tuples(st.just("touch"), chains, st.sampled_from([0.01, 0.5, 30.0]), st.booleans()),
         st.tuples(st.just("take"), st.integers(1, 80)),
         st.tuples(st.just("hold"), st.integers(0, 2099)),
         st.tuples(st.just("free"), st.integers(0, 2099)),
@@ -190,8 +203,8 @@ def _played(game: list[Move], many: int) -> list[object]:
     told: list[object] = []
     for move in game:
         if move[0] == "touch":
-            (first, size), after_s = move[1], move[2]
-            cohort.touch(*range(first, first + size), after_s=after_s)
+            (first, size), after_s, asked = move[1:]
+            cohort.touch(*range(first, first + size), after_s=after_s, asked=asked)
         elif move[0] == "take":
             taken = cohort.take(move[1])
             assert not cohort.columns.holds[taken].any()

@@ -37,8 +37,11 @@ class EvictionPolicy(Protocol):
     All identifiers in one call are distinct. Every method costs what it handles, not what is stored (amortised).
     """
 
-    def touch(self, blocks: Rows, now: float, hint: TouchHint) -> None:
-        """Takes in the blocks of one request, given tail first; unknown ones enter. They share one logical time."""
+    def touch(self, blocks: Rows, now: float, hint: TouchHint, *, asked: bool = True) -> None:
+        """Takes in the blocks of one request, given tail first; unknown ones enter. They share one logical time.
+
+        `asked`: a reader wants them. Of a writer, who names the chain that it continues, only what enters is news.
+        """
 
     def remove(self, block: int) -> None:
         """Forgets a block that left for another reason than `take`. Unknown blocks are ignored."""

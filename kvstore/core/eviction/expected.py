@@ -89,7 +89,8 @@ class ExpectedReuse:
     """EvictionPolicy by learned worth. Hints are not used.
 
     Uses the column `touches`: how often each block was asked for, while it was here or not long gone. A touch soon
-    after another one belongs to the same request, and counts for nothing but recency.
+    after another one belongs to the same request, and counts for nothing but recency; likewise that of a writer who
+    names what is here already.
     """
 
     __slots__ = ("_columns", "_ghosts", "_kinds", "_now", "_stay_s")
@@ -106,15 +107,15 @@ class ExpectedReuse:
 
     # -- touches -------------------------------------------------------------------------------------------------
 
-    def touch(self, blocks: Rows, now: float, hint: TouchHint) -> None:
+    def touch(self, blocks: Rows, now: float, hint: TouchHint, *, asked: bool = True) -> None:
         """O(1) a block, amortised."""
         self._now = max(self._now, now)
         if isinstance(blocks, list) and len(blocks) < _MANY:
-            self._touch_few(blocks, now)
+            self._touch_few(blocks, now, asked)
         else:
-            self._touch_many(np.asarray(blocks, np.int32), now)
+            self._touch_many(np.asarray(blocks, np.int32), now, asked)
 
-    def _touch_few(self, blocks: list[int], now: float) -> None:
+    def _touch_few(self, blocks: list[int], now: float, asked: bool) -> None:
         columns, kinds = self._columns, self._kinds
         place, touched, touches = columns.queue_place.cell, columns.cell.touched, columns.cell.touches
         again, gaps_s, came = [0] * KINDS, [0.0] * KINDS, [0] * KINDS
@@ -126,7 +127,7 @@ class ExpectedReuse:
             else:
                 count, last_s = self._ghosts.take(hash(columns.key[block])) or (0, 0.0)
             was, is_new = min(count, KINDS) - 1, not count
-            is_again = not is_new and now - last_s >= SAME_REQUEST_S
+            is_again = not is_new and now - last_s >= SAME_REQUEST_S and (asked or not place[block])
             if is_again:
                 again[was] += 1
                 gaps_s[was] += now - last_s
@@ -142,7 +143,7 @@ class ExpectedReuse:
             if rows:
                 kind_of.queue.append(rows)
 
-    def _touch_many(self, blocks: Ids, now: float) -> None:
+    def _touch_many(self, blocks: Ids, now: float, asked: bool) -> None:
         columns = self._columns
         place = columns.queue_place.at[blocks]
         counts, last_s = columns.touches[blocks].astype(np.int64), columns.touched[blocks]
@@ -155,6 +156,8 @@ class ExpectedReuse:
                 return
         gap_s = now - last_s
         is_again = (gap_s >= SAME_REQUEST_S) & (counts > 0)
+        if not asked:
+            is_again &= place == 0
         is_counted = is_again | (counts == 0)
         before = np.minimum(counts, KINDS) - 1
         counts = np.maximum.accumulate(np.minimum(counts + is_counted, _MOST_TOUCHES))

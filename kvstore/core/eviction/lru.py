@@ -24,7 +24,7 @@ class TailFirstLru:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def touch(self, blocks: Rows, now: float, hint: TouchHint) -> None:
+    def touch(self, blocks: Rows, now: float, hint: TouchHint, *, asked: bool = True) -> None:
         if isinstance(blocks, list):
             touched = self._columns.cell.touched
             for block in blocks:
