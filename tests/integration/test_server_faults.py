@@ -135,7 +135,7 @@ async def test_calls_over_deadline_stop_and_release_what_they_held() -> None:
 
 
 async def test_clients_that_vanish_after_leasing_release_everything() -> None:
-    async with started() as (local, caller, _):
+    async with started({"hot.policy": "lru"}) as (local, caller, _):  # However often they were asked for.
         await caller.put(keys(0, 8), VALUES)
         doors = [GrpcDoor(local.target, local.admin_target) for _ in range(10)]
         ghosts = [await Caller.open(door, SPEC) for door in doors]

@@ -66,7 +66,7 @@ def test_many_readers_of_one_chain_bring_it_once(tmp_path: Path) -> None:
 
 
 def test_a_block_from_disk_is_not_written_again_when_it_leaves_memory(tmp_path: Path) -> None:
-    with warm_shard(tmp_path) as warm:
+    with warm_shard(tmp_path, more={"hot__policy": "lru"}) as warm:
         chains = [warm.fill(i, HOT_BLOCKS // 2) for i in range(4)]
         for keys in 3 * chains:
             assert warm.get(keys).prefix_blocks == len(keys)
