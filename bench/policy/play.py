@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
 
 from kvstore.core.columns import BlockColumns, Ids
-from kvstore.core.eviction.base import NO_HINT, EvictionPolicy
+from kvstore.core.eviction.base import NO_HINT, EvictionPolicy, TouchHint
 from kvstore.core.few import as_rows
 from kvstore.workload.reuse import HitRates
 from kvstore.workload.trace import Trace
@@ -31,6 +32,7 @@ class Played:
     times_s: Sequence[float]
     blocks: int
     accesses: int
+    hints: Sequence[TouchHint] = ()  # What the caller of each request says; empty: nothing.
 
     @staticmethod
     def of(trace: Trace) -> Played:
@@ -52,14 +54,15 @@ def play(trace: Played, make: MakePolicy, capacity_blocks: int) -> HitRates:
     columns.key = [number.to_bytes(8, "little") for number in range(trace.blocks)]
     policy, place = make(columns), columns.queue_place.at
     block_hits = prefix_hits = 0
-    for rows, now in zip(trace.rows, trace.times_s, strict=True):
+    hints = trace.hints or repeat(NO_HINT)
+    for rows, now, hint in zip(trace.rows, trace.times_s, hints, strict=False):
         if not len(rows):
             continue
         is_here = place[rows] != 0
         hits = int(np.count_nonzero(is_here))
         block_hits += hits
         prefix_hits += hits if hits == len(rows) else int(np.argmin(is_here))
-        policy.touch(as_rows(rows[::-1]), now, NO_HINT)
+        policy.touch(as_rows(rows[::-1]), now, hint)
         over = len(policy) - capacity_blocks
         if over > 0:
             policy.take(over)

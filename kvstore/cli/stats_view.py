@@ -24,6 +24,7 @@ EVICTIONS = {
 DROPPED = {
     "warm_dropped_behind_blocks": "not written in time",
     "warm_dropped_budget_blocks": "over the write budget",
+    "warm_dropped_over_blocks": "said to be over",
     "warm_dropped_incomplete_blocks": "not whole",
     "warm_dropped_too_large_blocks": "too large",
     "warm_dropped_copy_gone_blocks": "copy given up since",

@@ -4,7 +4,7 @@ Rules
 - Written are the coldest blocks, before they must go: a block that is evicted has its copy on disk already, or never
   gets one. Whoever needs room waits for no disk.
 - Nothing is written while memory has room to spare. A block that came from disk has its copy there still.
-- Only whole blocks are written: a part less makes a block useless to its readers.
+- Only whole blocks are written: a part less makes a block useless to its readers. Nothing is written of what is over.
 - A budget of bytes a second bounds the wear of the disk; what a quiet time leaves of it serves the next busy one. While
   it lasts everything is written; when only a few seconds' worth is left, only blocks that were asked for again, and of
   a chain the head before the tail, which is of no use without it; when all is gone, nothing. A block that was dropped
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.core.columns import Flags, Ids, Longs
-from kvstore.core.eviction.base import EvictionPolicy
+from kvstore.core.eviction.base import OVER, EvictionPolicy
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 
@@ -211,7 +211,8 @@ class Cleaner:
         rows = _coldest(policy, ahead.rows)
         columns = self._records.blocks
         is_whole = columns.present[rows] == namespace.parts_per_block
-        return not bool(((columns.disk_sequence[rows] == 0) & is_whole).any())
+        is_wanted = is_whole & (columns.kind[rows] != OVER)
+        return not bool(((columns.disk_sequence[rows] == 0) & is_wanted).any())
 
     def is_being_written(self, ahead: Ahead) -> bool:
         """Whether one of the blocks that make room is on its way to disk."""
@@ -235,6 +236,8 @@ class Cleaner:
         cell = self._records.blocks.cell
         if self._records.blocks.key[row] is None or cell.doomed[row] or cell.writing[row] or cell.disk_sequence[row]:
             return False
+        if cell.kind[row] == OVER:
+            return False
         return bool(cell.present[row] == self._records.namespaces[cell.namespace[row]].parts_per_block)
 
     def _near_its_limit(self, namespace: Namespace) -> bool:
@@ -254,6 +257,7 @@ class Cleaner:
         blocks.disk_sequence[rows[gone]] = 0
         dirty: Flags = (sequence == 0) | gone
         dirty &= ~blocks.writing[rows] & (blocks.present[rows] == namespace.parts_per_block)
+        dirty &= blocks.kind[rows] != OVER
         return dirty
 
 

@@ -57,10 +57,13 @@ class BlockCells:
         "entered",
         "first_part",
         "holds",
+        "kind",
         "namespace",
         "present",
         "reserved",
         "reuses",
+        "session_tag",
+        "shared",
         "slot_units",
         "touched",
         "touches",
@@ -76,6 +79,9 @@ class BlockCells:
         self.holds = columns.holds.data
         self.reuses = columns.reuses.data
         self.touches = columns.touches.data
+        self.kind = columns.kind.data
+        self.session_tag = columns.session_tag.data
+        self.shared = columns.shared.data.cast("B").cast("?")
         self.disk_segment = columns.disk_segment.data
         self.disk_sequence = columns.disk_sequence.data
         self.disk_start = columns.disk_start.data
@@ -99,7 +105,11 @@ class BlockColumns:
         self.holds: Ids = np.zeros(rows, np.int32)  # Leases that name it; > 0 = neither evicted nor moved.
         self.doomed: Flags = np.zeros(rows, np.bool_)  # Unlinked; freed when the last hold ends.
         self.reuses: Ids = np.zeros(rows, np.int32)  # Requests that touched it after the one that made it.
-        self.touches: Bytes = np.zeros(rows, np.uint8)  # Owned by the eviction policies.
+        # Owned by the eviction policies.
+        self.touches: Bytes = np.zeros(rows, np.uint8)
+        self.kind: Bytes = np.zeros(rows, np.uint8)
+        self.session_tag: Words = np.zeros(rows, np.uint64)
+        self.shared: Flags = np.zeros(rows, np.bool_)
         self.writing: Flags = np.zeros(rows, np.bool_)  # Its slots are being written to disk; they stay until then.
         # Where its copy on disk lies, written from just the parts that are present; sequence 0 = there is none.
         self.disk_segment: Ids = np.zeros(rows, np.int32)
@@ -133,7 +143,8 @@ class BlockColumns:
         cell = self.cell
         cell.present[row] = cell.reserved[row] = cell.holds[row] = cell.reuses[row] = cell.disk_sequence[row] = 0
         self.queue_place.cell[row] = self.ttl_place.cell[row] = 0
-        cell.doomed[row] = cell.writing[row] = False
+        cell.session_tag[row] = 0
+        cell.doomed[row] = cell.writing[row] = cell.shared[row] = False
         self._free.append(row)
 
 

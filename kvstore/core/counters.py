@@ -41,7 +41,7 @@ NAMESPACE_COUNTERS = {
     "incomplete_blocks": "blocks that vanished because no part of them was ever committed",
     "read_leases_expired": "read leases that ended by their deadline",
     "write_leases_expired": "write leases that ended by their deadline",
-    "over_blocks": "blocks named by Over",
+    "over_blocks": "blocks that Over was believed of",
 }
 
 

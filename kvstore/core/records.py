@@ -20,7 +20,7 @@ from kvstore.core.arena import SLOT_UNIT_BYTES, ArenaMap, ClassKey
 from kvstore.core.columns import ABSENT, PRESENT, RESERVED, BlockColumns, Ids, PartColumns
 from kvstore.core.counters import Removal
 from kvstore.core.eviction.base import SAME_REQUEST_S, EvictionPolicy, TouchHint
-from kvstore.core.few import Offsets, Rows, as_rows
+from kvstore.core.few import Offsets, Rows, as_rows, distinct_tail_first
 from kvstore.core.holds import add_holds, take_holds
 from kvstore.core.namespaces import Namespace
 
@@ -263,6 +263,23 @@ class Records:
             return
         for unit, some in self._by_slot_units(blocks):
             self.cohort(namespace, unit * SLOT_UNIT_BYTES).touch(some, now, hint, asked=asked)
+
+    def over(self, namespace: Namespace, keys: Sequence[bytes], session_tag: int) -> int:
+        """Tells the policies that a session is over; returns how many blocks they believe that of."""
+        if keys:
+            rows = np.array([block for key in keys if (block := namespace.blocks.get(key)) is not None], np.int32)
+        elif session_tag:
+            count = len(self.blocks.key)
+            mine = self.blocks.session_tag[:count] == np.uint64(session_tag)
+            mine &= (self.blocks.namespace[:count] == namespace.index) & (self.blocks.queue_place.at[:count] != 0)
+            rows = np.flatnonzero(mine).astype(np.int32)
+        else:
+            return 0
+        found = 0
+        for unit, some in self._by_slot_units(distinct_tail_first(rows)) if len(rows) else ():
+            chosen = np.asarray(some, np.int32)
+            found += self.cohort(namespace, unit * SLOT_UNIT_BYTES).over(chosen, session_tag)
+        return found
 
     def _count_reuses(self, blocks: Rows, now: float) -> None:
         if isinstance(blocks, list):

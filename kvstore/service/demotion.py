@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvstore.core.arena import SLOT_UNIT_BYTES
 from kvstore.core.cleaning import Ahead, Cleaner
+from kvstore.core.eviction.base import OVER
 from kvstore.core.namespaces import Namespace
 from kvstore.core.records import Records
 from kvstore.service.latency import Latencies
@@ -312,6 +313,8 @@ class Demotion:
             return
         is_whole = cell.present[row] == namespace.parts_per_block
         reason = self._why_not() or ("behind" if is_whole else "incomplete")
+        if reason == "behind" and cell.kind[row] == OVER:
+            reason = "over"
         if reason == "behind" and self._size(row) > self._most_bytes:
             reason = "too_large"
         if reason == "behind" and self._cleaner.budget.left_for_once_bytes <= 0:

@@ -34,6 +34,7 @@ from kvstore_wire.v1 import types_pb2 as types
 
 Wait: TypeAlias = "Callable[[Acquisition, float], Awaitable[bool]]"
 FEATURES: tuple[str, ...] = ("ranges",)
+HINTS_FEATURE = "hints"  # Of policies that act on them.
 WARM_FEATURE = "warm"  # Blocks may be on disk: whoever waits for none reads only what is in memory.
 
 
@@ -69,9 +70,18 @@ class StoreHandlers:
             digest=spec.digest,
             limits=shell.limits,
             transports=shell.transports,
-            features=FEATURES if shell.tiering is None else (*FEATURES, WARM_FEATURE),
+            features=self._features(),
             shard=shell.name,
         )
+
+    def _features(self) -> list[str]:
+        shell = self._shell
+        found = list(FEATURES)
+        if shell.store.takes_hints:
+            found.append(HINTS_FEATURE)
+        if shell.tiering is not None:
+            found.append(WARM_FEATURE)
+        return found
 
     async def session(self, pulses: AsyncIterator[pb.SessionPulse], call: Call) -> AsyncIterator[pb.SessionNotice]:
         first = await anext(pulses, None)
@@ -296,12 +306,12 @@ class StoreHandlers:
         return bytes([state or was for state, was in zip(states, was_there, strict=True)])
 
     def over(self, request: pb.OverRequest, call: Call) -> pb.OverResponse:
-        """Counts the blocks named. No policy of this shard acts on it: `FEATURES` does not list "hints"."""
+        """Tells the policy that a session is over, which its blocks name, or its tag."""
         namespace = self._shell.session(request.session).namespace(request.namespace)
         keys = self._shell.checks.keys(request.chain, self._shell.limits.max_match_blocks)
-        blocks = sum(key in namespace.blocks for key in keys)
+        blocks = self._shell.store.over(namespace, keys, request.session_tag)
         namespace.counters.add("over_blocks", blocks)
-        return pb.OverResponse(blocks=0)
+        return pb.OverResponse(blocks=blocks)
 
     async def explain(self, request: pb.ExplainRequest, call: Call) -> pb.ExplainResponse:
         namespace = self._shell.session(request.session).namespace(request.namespace)

@@ -296,7 +296,7 @@ async def durably(forgotten: Sequence[asyncio.Future[T]]) -> list[T]:
 
 
 # Why a block left memory without a copy.
-DROPPED = ("behind", "budget", "incomplete", "too_large", "copy_gone", "fault", "stalled", "disabled")
+DROPPED = ("behind", "budget", "over", "incomplete", "too_large", "copy_gone", "fault", "stalled", "disabled")
 # Of WarmTier.counts.
 TIER_COUNTS = (
     *("written_blocks", "failed_blocks", "refused_blocks", "rewritten_blocks", "read_blocks", "missed_blocks"),

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from kvstore.core.columns import BlockColumns
 from kvstore.core.eviction.base import EvictionPolicy
 from kvstore.core.eviction.expected import ExpectedReuse
 from kvstore.core.eviction.lru import TailFirstLru
 
-POLICIES: dict[str, Callable[[BlockColumns], EvictionPolicy]] = {"lru": TailFirstLru, "expected": ExpectedReuse}
+
+class MakePolicy(Protocol):
+    """A policy's class."""
+
+    takes_hints: bool
+
+    def __call__(self, columns: BlockColumns) -> EvictionPolicy: ...
+
+
+POLICIES: dict[str, MakePolicy] = {"lru": TailFirstLru, "expected": ExpectedReuse}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kvstore.core.columns import Flags, Floats, Ids, Places
 from kvstore.core.few import Rows
 
 SAME_REQUEST_S = 0.1  # A touch sooner than this belongs to the request before: its writer's own, or who waited for it.
+OVER = 4  # In the column `kind`: a block of what is over, the next to go.
 PARKED = -1  # Place of a block that reached the old end while it was held.
 _FIRST_LOG = 64
 
@@ -35,13 +36,20 @@ class EvictionPolicy(Protocol):
     """Chooses the order in which the blocks of a cohort go.
 
     All identifiers in one call are distinct. Every method costs what it handles, not what is stored (amortised).
+    `takes_hints`: what callers say of the next use counts.
     """
+
+    takes_hints: ClassVar[bool]
 
     def touch(self, blocks: Rows, now: float, hint: TouchHint, *, asked: bool = True) -> None:
         """Takes in the blocks of one request, given tail first; unknown ones enter. They share one logical time.
 
         `asked`: a reader wants them. Of a writer, who names the chain that it continues, only what enters is news.
         """
+
+    def over(self, blocks: Ids, session_tag: int) -> int:
+        """Says that the session which asked for these blocks last is over, given tail first; returns of how many that
+        is believed: those that no other session asked for."""
 
     def remove(self, block: int) -> None:
         """Forgets a block that left for another reason than `take`. Unknown blocks are ignored."""
@@ -161,6 +169,51 @@ class BlockQueue:
             count -= len(victims)
             found.append(victims)
         return np.concatenate(found) if found else np.empty(0, np.int32)
+
+    def youngest(self, holds: Ids) -> int | None:
+        """Returns the youngest block without a hold; stale entries behind it are dropped, held blocks parked."""
+        while self._head < self._tail:
+            last = self._tail - 1
+            block = int(self._log[last])
+            if self._cell[block] == self._base + last:
+                if holds[block] == 0:
+                    return block
+                self._cell[block] = PARKED
+                self._count -= 1
+            self._tail = last
+        return None
+
+    def take_young(self, count: int, holds: Ids, *, times: Floats, since: float) -> Ids:
+        """Removes and returns up to `count` of the youngest blocks without a hold, the youngest first, none of them
+        older than `since`; held ones in the way are parked."""
+        found: list[Ids] = []
+        while count > 0 and self._head < self._tail:
+            start = max(self._head, self._tail - max(32, 2 * count))
+            chunk = self._log[start : self._tail][::-1]
+            live = self._place[chunk] == np.arange(self._base + self._tail - 1, self._base + start - 1, -1)
+            old = (live & (times[chunk] < since)).nonzero()[0]
+            if len(old):
+                chunk, live = chunk[: old[0]], live[: old[0]]
+                if not len(chunk):
+                    break
+            free = (live & (holds[chunk] == 0)).nonzero()[0]
+            end = len(chunk) if len(free) < count else int(free[count - 1]) + 1
+            victims = chunk[free[:count]]
+            self._leave(chunk[:end], live[:end], holds)
+            self._place[victims] = 0
+            self._tail -= end
+            count -= len(victims)
+            found.append(victims)
+        return np.concatenate(found) if found else np.empty(0, np.int32)
+
+    def peek_young(self, count: int, holds: Ids) -> Ids:
+        """Returns up to `count` of the youngest blocks without a hold, the youngest first, looking at no more than 4 x
+        count entries."""
+        start = max(self._head, self._tail - max(32, 4 * count))
+        chunk = self._log[start : self._tail][::-1]
+        live = self._place[chunk] == np.arange(self._base + self._tail - 1, self._base + start - 1, -1)
+        free: Ids = chunk[live & (holds[chunk] == 0)][:count]
+        return free
 
     def peek(self, count: int, holds: Ids) -> Ids:
         """Returns up to `count` of the oldest blocks without a hold, looking at no more than 4 x count entries from the

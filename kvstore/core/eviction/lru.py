@@ -7,6 +7,8 @@ of prefix hit rate.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from kvstore.core.columns import BlockColumns, Ids
 from kvstore.core.eviction.base import BlockQueue, TouchHint
 from kvstore.core.few import Rows
@@ -16,6 +18,7 @@ class TailFirstLru:
     """EvictionPolicy by recency alone; hints are not used."""
 
     __slots__ = ("_columns", "_queue")
+    takes_hints: ClassVar[bool] = False
 
     def __init__(self, columns: BlockColumns) -> None:
         self._columns = columns
@@ -32,6 +35,9 @@ class TailFirstLru:
         else:
             self._columns.touched[blocks] = now
         self._queue.append(blocks)
+
+    def over(self, blocks: Ids, session_tag: int) -> int:
+        return 0
 
     def remove(self, block: int) -> None:
         self._queue.remove(block)
