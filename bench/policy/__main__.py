@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.compare.machine import machine
 from bench.compare.tables import Grid
 from bench.policy import speed
-from bench.policy.figures import CAPACITIES, ORACLE, Cell, grids, verdicts
+from bench.policy.figures import CAPACITIES, ORACLE, OURS, Cell, grids, verdicts
+from bench.policy.hints import NOTHING, SAYINGS, Sessions, hint_verdicts, hinted, sessions_of
 from bench.policy.oracle import furthest_next_use
 from bench.policy.others import NAMES, library, play_other
 from bench.policy.picture import write_picture
@@ -42,6 +44,8 @@ def main(given: Sequence[str] | None = None) -> int:
         return _speed(full=arguments.full)
     try:
         percents = [_percent(text) for text in arguments.capacities.split(",")]
+        if arguments.hints:
+            return _hints(arguments, percents)
         players = {name: _player(name) for name in _policies(arguments.policies)}
         traces = [(name, load(name)) for name in arguments.traces or DEFAULT_TRACES]
     except (ValueError, TraceError, OSError) as error:
@@ -71,20 +75,55 @@ def _speed(*, full: bool) -> int:
     return 1 if any(row.holds is False for row in rows) else 0
 
 
+def _hints(arguments: argparse.Namespace, percents: Sequence[float]) -> int:
+    """Plays the store's policy with what clients would say of each request."""
+    cells: list[Cell] = []
+    for name in arguments.traces or DEFAULT_TRACES:
+        played, sessions = with_sessions(name)
+        say(
+            f"{name}: {len(played.rows):,} requests of {len(set(sessions.of)):,} sessions, {played.accesses:,} look-ups"
+        )
+        title = _title(name)
+        cells += [Cell(title, ORACLE, p, furthest_next_use(played, played.capacity(p))) for p in percents]
+        for sayings_name, sayings in SAYINGS.items():
+            trace = hinted(played, sessions, sayings) if sayings != NOTHING else played
+            cells += [Cell(title, sayings_name, p, play(trace, POLICIES[OURS], trace.capacity(p))) for p in percents]
+            say(f"  {sayings_name}")
+    tables = [*grids(cells), grid_of("What must hold", rows := hint_verdicts(cells))]
+    for table in tables:
+        show(table)
+    _write(arguments, cells, tables)
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
 def load(name: str) -> Trace:
     """Reads a trace file, of a sessions file its sample `@PHASE`, or generates `gen:PROFILE`, with seed `@SEED`.
 
     Raises: ValueError, TraceError, OSError.
     """
+    return _load(name)
+
+
+def with_sessions(name: str) -> tuple[Played, Sessions]:
+    """As `load`, and what its sessions do next, also after its end where that is known."""
+    trace, longer = _load(name), _load(name, longer=True)
+    return Played.of(trace), sessions_of(longer.requests, len(trace.requests))
+
+
+def _load(name: str, *, longer: bool = False) -> Trace:
     source, _, number = name.partition("@")
     if number and not number.isdigit():
         raise ValueError(f"{name}: what follows @ is no number")
     if source.startswith(GENERATED):
-        profile = source.removeprefix(GENERATED)
-        if profile not in PROFILES:
-            raise ValueError(f"{name}: no profile {profile!r}; there are {', '.join(sorted(PROFILES))}")
-        return generate_trace(PROFILES[profile], seed=int(number or 1))
-    return read_trace(source, merge=SessionMerge(phase=int(number or 0)))
+        profile = PROFILES.get(source.removeprefix(GENERATED))
+        if profile is None:
+            raise ValueError(
+                f"{name}: no profile {source.removeprefix(GENERATED)!r}; there are {', '.join(sorted(PROFILES))}"
+            )
+        seconds = 2 * profile.span_s if longer else None
+        return generate_trace(profile, seed=int(number or 1), seconds=seconds)
+    merge = SessionMerge(phase=int(number or 0))
+    return read_trace(source, merge=replace(merge, cut_s=math.inf) if longer else merge)
 
 
 def _title(name: str) -> str:
@@ -132,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     default = ",".join(f"{percent:g}" for percent in CAPACITIES)
     parser.add_argument(
         "--capacities", metavar="PERCENT,...", default=default, help="of the distinct blocks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--hints", action="store_true", help="play expected with what clients would say of the next use"
     )
     parser.add_argument("--speed", action="store_true", help="measure touches a second instead")
     parser.add_argument("--full", action="store_true", help="with --speed: of ten million blocks too (4 GiB)")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from bench.policy import __main__ as command
 from bench.policy import speed
-from bench.policy.figures import Cell, grids, verdicts
+from bench.policy.figures import ORACLE, Cell, grids, verdicts
+from bench.policy.hints import ENDS, EXACT, Sayings, Sessions, hint_verdicts, hinted, sessions_of
 from bench.policy.oracle import furthest_next_use
 from bench.policy.others import library, play_other
 from bench.policy.play import Played, play
 from kvstore.core.eviction import POLICIES
+from kvstore.core.eviction.base import TouchHint
 from kvstore.workload.generate import generate_trace
 from kvstore.workload.profiles import API, CHAT, Profile
 from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
@@ -147,11 +148,74 @@ def test_a_wrong_argument_is_named(flags: list[str], complaint: str, capsys: pyt
 
 
 def test_a_seed_and_a_sample_are_part_of_a_trace_s_name() -> None:
-    first, second = command.load("gen:api@1"), command.load("gen:api@2")
-    assert not np.array_equal(first.requests[0].block_ids, second.requests[0].block_ids)
+    first, second = command.load("gen:chat@1"), command.load("gen:chat@2")
+    assert len(first.requests) != len(second.requests)
 
 
 def test_the_speed_is_that_of_a_full_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "TOUCHES", 64 * 200)
     for make in POLICIES.values():
         assert speed.touches_per_s(make, 2000, 0.5) > 0
+
+
+# -- hints -----------------------------------------------------------------------------------------------------------
+
+
+def _with_sessions(name: str = "") -> tuple[Played, Sessions]:
+    requests = generate_trace(CHAT, seed=1, seconds=1200).requests
+    count = sum(request.time_s <= 600 for request in requests)
+    return Played.of(Trace("short", 512, requests[:count])), sessions_of(requests, count)
+
+
+def _hinted(sayings: Sayings) -> list[TouchHint]:
+    played, sessions = _with_sessions()
+    return list(hinted(played, sessions, sayings).hints)
+
+
+def test_hints_follow_what_sessions_did_next() -> None:
+    requests = [TraceRequest(float(t), s, 1, 16, 1, as_block_ids([t])) for t, s in ((0, 1), (3, 2), (10, 1), (12, 2))]
+    sessions = sessions_of(requests, 3)
+    assert sessions.of == [1, 2, 1]
+    assert sessions.gaps_s.tolist() == [10.0, 9.0, -1.0], "what came after the end of the trace counts"
+    played = Played.of(Trace("made", 16, tuple(requests[:3])))
+    exact = hinted(played, sessions, Sayings(over=1.0, sigma=0.0)).hints
+    assert list(exact) == [TouchHint(5, 2), TouchHint(5, 3), TouchHint(0, 2)], "within 16 s: rounded up"
+
+
+def test_sessions_are_guessed_where_a_trace_names_none() -> None:
+    trace = _trace([1, 2, 3], [1, 7, 8], [1, 2, 3, 4], [1, 7, 8, 9], [20, 21])
+    found = sessions_of(trace.requests, len(trace.requests)).of
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+    assert len({found[0], found[1], found[4]}) == 3
+
+
+def test_errors_of_hints_are_as_many_as_asked_for() -> None:
+    ends = [hint.next_use == 0 for hint in _hinted(Sayings(over=0.7))]
+    wrong = [hint.next_use == 0 for hint in _hinted(Sayings(over=0.7, wrong=0.2))]
+    assert sum(wrong) == pytest.approx(sum(ends) / 0.8, rel=0.05)
+    exact, noisy = _hinted(Sayings(sigma=0.0)), _hinted(Sayings(sigma=1.0))
+    assert all((one.next_use is None) == (other.next_use is None) for one, other in zip(exact, noisy, strict=True))
+    assert exact != noisy
+    tools = {hint.next_use for hint in _hinted(Sayings(sigma=0.0, tool=True))}
+    assert tools == {None, 5}
+
+
+def test_hints_are_judged_by_what_is_known_of_them() -> None:
+    cells = [Cell("gen:chat", ENDS, 1.0, HitRates(0.0, 0.08)), Cell("gen:chat", ENDS, 2.0, HitRates(0.0, 0.2))]
+    (row,) = hint_verdicts(cells)
+    assert row.value == pytest.approx(1.5)
+    assert row.holds is False
+    conversation = "mooncake_conversation"
+    cells = [Cell(conversation, name, 5.0, HitRates(0.0, p)) for name, p in ((ORACLE, 0.4), (EXACT, 0.39))]
+    (row,) = hint_verdicts(cells)
+    assert row.value == pytest.approx(0.975)
+    assert row.holds is False
+
+
+def test_the_command_plays_hints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SAYINGS", {"nothing": Sayings(), EXACT: Sayings(over=1.0, sigma=0.0)})
+    monkeypatch.setattr(command, "with_sessions", _with_sessions)
+    assert command.main(["short", "--hints", "--capacities", "5"]) == 0
+    (row,) = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if EXACT in line and "│" in line]
+    assert float(row[1].split()[0]) > 20

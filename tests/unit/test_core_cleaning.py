@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.core.cleaning import FEWEST_ROWS, SAVED_S, STRAINED_S, Ahead, Cleaner, CleaningRules, Ghosts, WriteBudget
 from kvstore.core.columns import Longs
+from kvstore.core.eviction.base import OVER
 from kvstore.core.namespaces import Namespace, NamespaceRules
 from kvstore.core.sessions import Session
 from kvstore.core.store import LeasesEnded
@@ -328,6 +329,19 @@ def test_the_probe_s_blocks_are_never_written() -> None:
     cleaner = _cleaner(shard)
     assert sorted(cleaner.choose(ALL_BYTES, _lives())) == sorted(other.blocks.values())
     assert sorted(_to_flush(cleaner)) == sorted(other.blocks.values())
+
+
+def test_nothing_is_written_of_what_is_over(shard: Shard, client: Client, full: Namespace) -> None:
+    cleaner = _cleaner(shard, share=1.0)
+    columns = shard.store.records.blocks
+    gone = [full.blocks[k] for k in keys(100, 104)]
+    columns.kind[gone] = OVER
+    assert set(_keys(shard, cleaner.choose(ALL_BYTES, _lives()))).isdisjoint(keys(100, 104))
+    assert set(_to_flush(cleaner)).isdisjoint(gone)
+    columns.disk_sequence[[row for row in full.blocks.values() if row not in gone]] = 1
+    assert cleaner.is_ahead(Ahead(full, SLOT, STORED))
+    columns.kind[gone] = 0
+    assert not cleaner.is_ahead(Ahead(full, SLOT, STORED))
 
 
 def test_without_a_budget_nothing_is_ever_low() -> None:

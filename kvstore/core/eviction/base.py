@@ -170,6 +170,11 @@ class BlockQueue:
             found.append(victims)
         return np.concatenate(found) if found else np.empty(0, np.int32)
 
+    def first(self) -> int | None:
+        """Returns the oldest block, held or not; stale entries before it are dropped."""
+        self._skip_stale()
+        return int(self._log[self._head]) if self._head < self._tail else None
+
     def youngest(self, holds: Ids) -> int | None:
         """Returns the youngest block without a hold; stale entries behind it are dropped, held blocks parked."""
         while self._head < self._tail:
