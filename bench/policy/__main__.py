@@ -18,7 +18,7 @@ from bench.compare.machine import machine
 from bench.compare.tables import Grid
 from bench.policy import speed
 from bench.policy.figures import CAPACITIES, ORACLE, OURS, Cell, grids, verdicts
-from bench.policy.hints import NOTHING, SAYINGS, Sessions, hint_verdicts, hinted, sessions_of
+from bench.policy.hints import NOTHING, SAYINGS, hint_verdicts, hinted
 from bench.policy.oracle import furthest_next_use
 from bench.policy.others import NAMES, library, play_other
 from bench.policy.picture import write_picture
@@ -27,6 +27,7 @@ from bench.report import grid_of, say, show, to_markdown
 from kvstore.core.eviction import POLICIES
 from kvstore.workload.formats import read_trace
 from kvstore.workload.generate import generate_trace
+from kvstore.workload.hints import Sessions, sessions_of
 from kvstore.workload.lines import TraceError
 from kvstore.workload.profiles import PROFILES
 from kvstore.workload.reuse import HitRates

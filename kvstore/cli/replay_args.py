@@ -30,6 +30,7 @@ from kvstore.replay.warm import (
 )
 from kvstore.workload.formats import read_trace
 from kvstore.workload.generate import generate_trace
+from kvstore.workload.hints import Sayings
 from kvstore.workload.lines import TraceError
 from kvstore.workload.profiles import PROFILES
 from kvstore.workload.trace import Trace
@@ -38,6 +39,15 @@ from kvstore_client import ClientOptions
 GENERATED = "gen:"
 IN_FLIGHT_AT_MAX, IN_FLIGHT_PACED = 4, 64  # At full speed more only wait for each other: measured on two cores.
 MAX_WORKERS, MAX_IN_FLIGHT = 64, 1024
+_HINT_LIMITS = {
+    "over": (0.0, 1.0),
+    "wrong": (0.0, 0.9),
+    "sigma": (0.0, 10.0),
+    "bias": (0.001, 1000.0),
+    "tool": (0.0, 1.0),
+    "flip": (0.0, 1.0),
+    "lie": (0.0, 1.0),
+}
 _SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?)x")
 
 
@@ -55,6 +65,7 @@ def trace_and_settings(arguments: argparse.Namespace) -> tuple[Trace, Settings]:
     pace, crew, part_bytes = _pace(arguments), _crew(arguments), _part_bytes(arguments)
     wait_ms = round(duration_s(arguments.wait, "--wait") * 1000)
     wanted, warm = _wanted(arguments), _wanted_warm(arguments)
+    sayings = None if arguments.hints is None else _sayings(arguments.hints, pace)
     if arguments.policy is not None and arguments.server is not None:
         raise CommandError("--policy: is a running server's own affair; leave it out with --server")
     trace = _trace(arguments)
@@ -68,6 +79,7 @@ def trace_and_settings(arguments: argparse.Namespace) -> tuple[Trace, Settings]:
         wait_ms=wait_ms,
         warm=order,
         policy=arguments.policy,
+        sayings=sayings,
     )
 
 
@@ -127,8 +139,38 @@ def _add_worker_flags(parser: argparse.ArgumentParser) -> None:
         "--decode-share", metavar="SHARE", default="1.0", help="share of the requests that are decoded (default: all)"
     )
     group.add_argument(
+        "--hints",
+        metavar="NAME=NUMBER,...",
+        help="callers say what their sessions do next: over=SHARE of the ends, with wrong=SHARE of these false; "
+        "sigma=ERROR of promised times (0: exact), bias=FACTOR on them; or tool=1 for tool calls alone, flip=SHARE of "
+        "them wrong; lie=SHARE of the ends that promise a return",
+    )
+    group.add_argument(
         "--wait", metavar="TIME", default="2s", help="longest wait for blocks in flight (default: %(default)s)"
     )
+
+
+def _sayings(text: str, pace: Pace) -> Sayings:
+    """Returns what callers are to say. Raises CommandError."""
+    given: dict[str, float] = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        if name not in _HINT_LIMITS:
+            raise CommandError(f"--hints: {name!r} is not one of {', '.join(_HINT_LIMITS)}")
+        try:
+            number = float(value)
+        except ValueError:
+            raise CommandError(f"--hints: {item!r} is not {name}=NUMBER") from None
+        low, high = _HINT_LIMITS[name]
+        if not low <= number <= high:
+            raise CommandError(f"--hints: {name} is {value}, outside {low:g}..{high:g}")
+        given[name] = number
+    is_tool = bool(given.pop("tool", 0))
+    if is_tool:
+        given["sigma"] = 0.0
+    if "sigma" in given and pace.speed is None:
+        raise CommandError("--hints: promises are of the trace's own time; give a --speed, as 10x")
+    return Sayings(tool=is_tool, **given)
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:

@@ -18,6 +18,7 @@ from kvstore.replay.sampler import Sampler, sampling
 from kvstore.replay.sizing import ShardSize, server_flags, slot_bytes
 from kvstore.replay.tally import Tally
 from kvstore.replay.warm import WarmOrder, warm_flags
+from kvstore.workload.hints import Sayings, said_of, sessions_of
 from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
 from kvstore.workload.trace import Trace
 from kvstore_client import Client, ClientOptions, TlsOptions
@@ -49,6 +50,7 @@ class Settings:
     wait_ms: int
     warm: WarmOrder | None = None
     policy: str | None = None
+    sayings: Sayings | None = None  # What the callers say of their next requests.
 
 
 Watch = Callable[[Tally, float], None]
@@ -60,7 +62,11 @@ def run_replay(trace: Trace, settings: Settings, *, watch: Watch) -> Report:
     Raises ReplayError, KvStoreError where an existing shard refuses what is asked, and OSError where no folder can be
     made for the warm tier.
     """
-    plan = plan_of(trace, part_bytes=settings.part_bytes, salt=os.urandom(SALT_BYTES))
+    said = None
+    if settings.sayings is not None:
+        said = said_of(sessions_of(trace.requests, len(trace.requests)), settings.sayings)
+    salt, speed = os.urandom(SALT_BYTES), settings.pace.speed or 1.0
+    plan = plan_of(trace, part_bytes=settings.part_bytes, salt=salt, said=said, speed=speed)
     with ExitStack() as stack:
         shard = stack.enter_context(_shard(settings, plan))
         crew = stack.enter_context(

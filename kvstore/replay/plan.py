@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvstore.workload.hints import Said
 from kvstore.workload.keys import chain_keys
 from kvstore.workload.trace import Trace
+from kvstore_client import Hint
 from kvstore_wire.namespace import Chains, Geometry, NamespaceSpec
 
 NAME_CHARACTERS = 100  # Of a trace's name, so that the namespace's name stays within its limit.
@@ -29,6 +32,7 @@ class Plan:
     times_s: npt.NDArray[np.float64]
     part_bytes: int
     salt: bytes
+    said: Said | None = None  # What the caller of each request says of its next one, in seconds of the replay.
 
     @property
     def request_count(self) -> int:
@@ -42,6 +46,13 @@ class Plan:
     def keys(self, index: int) -> list[bytes]:
         """Returns the store keys of one request, head first."""
         return chain_keys(self.block_ids[self.starts[index] : self.starts[index + 1]], self.salt)
+
+    def hint(self, index: int) -> Hint | None:
+        """Returns what the caller of one request says."""
+        if self.said is None:
+            return None
+        seconds = float(self.said.next_use_s[index])
+        return Hint(None if math.isnan(seconds) else seconds, int(self.said.tags[index]))
 
     def spec(self) -> NamespaceSpec:
         """Returns the namespace that the workers share. Its geometry has the trace's block and one part a block."""
@@ -57,8 +68,11 @@ class Plan:
         )
 
 
-def plan_of(trace: Trace, *, part_bytes: int, salt: bytes) -> Plan:
-    """Packs a trace. Two salts share no key, so that a replay finds nothing of an earlier one."""
+def plan_of(trace: Trace, *, part_bytes: int, salt: bytes, said: Said | None = None, speed: float = 1.0) -> Plan:
+    """Packs a trace. Two salts share no key, so that a replay finds nothing of an earlier one.
+
+    `said`: in the trace's own seconds, of which `speed` pass in one.
+    """
     ids = [request.block_ids for request in trace.requests]
     first_s = trace.requests[0].time_s if trace.requests else 0.0
     return Plan(
@@ -69,6 +83,7 @@ def plan_of(trace: Trace, *, part_bytes: int, salt: bytes) -> Plan:
         times_s=np.array([request.time_s - first_s for request in trace.requests]),
         part_bytes=part_bytes,
         salt=salt,
+        said=None if said is None else replace(said, next_use_s=said.next_use_s / speed),
     )
 
 

@@ -10,7 +10,7 @@ from kvstore.replay.buffers import BufferPool, PartBuffer
 from kvstore.replay.outcomes import NOT_MEASURED, Delivery, FromDisk, Prefilled
 from kvstore.replay.plan import Plan
 from kvstore.replay.turns import Turn
-from kvstore_client import AsyncNamespace, BlockState, Chain, Coverage, PartState, ReadLease, WriteLease
+from kvstore_client import AsyncNamespace, BlockState, Chain, Coverage, Hint, PartState, ReadLease, WriteLease
 
 _THERE = bytes((BlockState.HOT, BlockState.WARM, BlockState.IN_FLIGHT))
 _STORED_PARTS = (PartState.CREATED, PartState.PRESENT, PartState.IN_FLIGHT)
@@ -24,6 +24,7 @@ class _Findings:
     """What is known of one request so far."""
 
     keys: list[bytes]
+    hint: Hint | None
     matched: bytes = b""  # The state of each key.
     in_flight: list[int] = field(default_factory=list)
     match_ms: float = NOT_MEASURED
@@ -71,7 +72,7 @@ class Prefill:
 
     async def run(self, index: int) -> Prefilled:
         """Serves one request. Calls must be made in trace order; they overlap where bytes move."""
-        found = _Findings(self._plan.keys(index))
+        found = _Findings(self._plan.keys(index), self._plan.hint(index))
         with self._pool.lend() as buffer:
             await self._turn.take()
             try:
@@ -109,7 +110,8 @@ class Prefill:
         """Leases what is not read yet; all of a request waits no longer than it may."""
         start_s, first = time.perf_counter(), found.read_blocks
         wait_ms = max(0, self._wait_ms - int(found.acquire_ms))
-        found.lease = await self._namespace.acquire(Chain(found.keys[first:leading], position=0), wait_ms=wait_ms)
+        chain = Chain(found.keys[first:leading], position=0)
+        found.lease = await self._namespace.acquire(chain, wait_ms=wait_ms, hint=found.hint)
         found.acquire_ms += _since_ms(start_s)
         found.leased = _HOT * first + found.lease.states
         found.failed("acquire", found.lease.failure)
@@ -146,7 +148,8 @@ class Prefill:
 
     async def _reserve(self, found: _Findings, asked: list[int]) -> WriteLease:
         chain = Chain([found.keys[i] for i in asked], position=0)
-        reserved = await self._namespace.reserve(chain, wait_ms=self._wait_ms if self._has_disk else 0)
+        wait_ms = self._wait_ms if self._has_disk else 0
+        reserved = await self._namespace.reserve(chain, wait_ms=wait_ms, hint=found.hint)
         found.failed("reserve", reserved.failure)
         return reserved
 

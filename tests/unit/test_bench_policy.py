@@ -10,13 +10,14 @@ import pytest
 from bench.policy import __main__ as command
 from bench.policy import speed
 from bench.policy.figures import ORACLE, Cell, grids, verdicts
-from bench.policy.hints import ENDS, EXACT, Sayings, Sessions, hint_verdicts, hinted, sessions_of
+from bench.policy.hints import ENDS, EXACT, hint_verdicts, hinted
 from bench.policy.oracle import furthest_next_use
 from bench.policy.others import library, play_other
 from bench.policy.play import Played, play
 from kvstore.core.eviction import POLICIES
 from kvstore.core.eviction.base import TouchHint
 from kvstore.workload.generate import generate_trace
+from kvstore.workload.hints import Sayings, Sessions, sessions_of
 from kvstore.workload.profiles import API, CHAT, Profile
 from kvstore.workload.reuse import HitRates, infinite_hit_rate, tail_first_lru
 from kvstore.workload.trace import Trace, TraceRequest, as_block_ids
