@@ -190,7 +190,8 @@ def _write(arguments: argparse.Namespace, cells: Sequence[Cell], tables: Sequenc
         arguments.json.write_text(json.dumps({"machine": machine(), "policy": figures}, indent=2) + "\n")
     if arguments.markdown is not None:
         names = " ".join(map(_title, arguments.traces or DEFAULT_TRACES))
-        arguments.markdown.write_text(to_markdown(f"python -m bench.policy {names}", machine(), tables))
+        flags = "--hints " if arguments.hints else ""
+        arguments.markdown.write_text(to_markdown(f"python -m bench.policy {flags}{names}", machine(), tables))
     if arguments.png is not None:
         write_picture(cells, arguments.png)
 
