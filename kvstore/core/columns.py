@@ -49,6 +49,7 @@ class BlockCells:
     """The columns of blocks, row by row."""
 
     __slots__ = (
+        "asked",
         "created",
         "disk_segment",
         "disk_sequence",
@@ -79,6 +80,7 @@ class BlockCells:
         self.holds = columns.holds.data
         self.reuses = columns.reuses.data
         self.touches = columns.touches.data
+        self.asked = columns.asked.data.cast("B").cast("d")
         self.kind = columns.kind.data
         self.session_tag = columns.session_tag.data
         self.shared = columns.shared.data.cast("B").cast("?")
@@ -107,6 +109,7 @@ class BlockColumns:
         self.reuses: Ids = np.zeros(rows, np.int32)  # Requests that touched it after the one that made it.
         # Owned by the eviction policies.
         self.touches: Bytes = np.zeros(rows, np.uint8)
+        self.asked: Floats = np.zeros(rows, np.float64)
         self.kind: Bytes = np.zeros(rows, np.uint8)
         self.session_tag: Words = np.zeros(rows, np.uint64)
         self.shared: Flags = np.zeros(rows, np.bool_)

@@ -197,6 +197,84 @@ def test_held_blocks_are_passed_over_and_come_back_to_their_promise(cohort: Coho
     assert cohort.take(10) == [11, 3, 2]
 
 
+def test_a_writer_s_end_is_not_that_of_what_others_wrote(cohort: Cohort) -> None:
+    cohort.touch(range(10), tag=1, asked=False)
+    cohort.touch(range(12), 0, tag=2, asked=False, after_s=10.0)
+    assert [kind == OVER for kind in cohort.kinds(0, 9, 10, 11)] == [False, False, True, True]
+    assert cohort.over(range(10), 1) == 0, "the other one named them since"
+    assert cohort.over(range(10), 2) == 0
+
+
+def test_a_chain_that_is_continued_comes_up_again(cohort: Cohort) -> None:
+    cohort.touch(range(3), tag=7)
+    assert cohort.over(range(3), 7) == 3
+    cohort.touch(range(6), tag=8, asked=False, after_s=5.0)
+    assert max(cohort.kinds(*range(6))) < OVERDUE
+    assert cohort.take(3) == [5, 4, 3]
+
+
+def test_the_hottest_prefix_is_shared_however_often_it_is_asked_for(cohort: Cohort) -> None:
+    for tag in range(1, 200):
+        cohort.touch([0], tag=tag, after_s=0.05)
+    assert cohort.over([0], 199) == 0
+    assert cohort.columns.touches[0] > 50
+
+
+def test_one_far_promise_does_not_take_a_hot_shared_block_away(cohort: Cohort) -> None:
+    for turn in range(40):
+        cohort.touch(range(3), tag=1 + turn, after_s=5.0)
+        cohort.touch(range(1000 + 4 * turn, 1004 + 4 * turn), tag=1 + turn)
+    cohort.touch(range(3), MOST_LEVEL, tag=500)
+    assert max(cohort.kinds(0, 1, 2)) < OVERDUE
+    cohort.touch([0], SOON, tag=501)
+    cohort.touch([0], tag=502)
+    cohort.touch(range(2000, 2004), tag=600)
+    assert set(cohort.take(4)).isdisjoint(range(3))
+
+
+def test_touches_of_a_promised_block_are_counted_once_a_request(cohort: Cohort) -> None:
+    for tag in (1, 2):
+        cohort.touch([0], SOON, tag=tag)
+    touches, again = int(cohort.columns.touches[0]), cohort.policy._promises.again
+    for _ in range(20):
+        cohort.touch([0], tag=3, after_s=0.001)
+    assert cohort.columns.touches[0] == touches
+    assert cohort.policy._promises.again == again
+
+
+def test_what_was_asked_for_again_before_the_first_hint_is_nobody_s_own(cohort: Cohort) -> None:
+    for _ in range(5):
+        cohort.touch(range(4))
+        cohort.touch(range(10, 14))
+    assert cohort.over(range(4)) == 0
+    assert cohort.over(range(10, 14)) == 0
+    cohort.touch(range(10, 14), 0, tag=1)
+    assert max(cohort.kinds(10, 11, 12, 13)) < OVERDUE
+
+
+def test_a_chain_names_the_session_that_asked_for_it_last(cohort: Cohort) -> None:
+    cohort.touch(range(3), SOON, tag=7)
+    cohort.touch(range(6), SOON, tag=8)
+    assert cohort.over(range(6)) == 3, "those that session 8 alone had"
+    assert [kind == OVER for kind in cohort.kinds(0, 2, 3, 5)] == [False, False, True, True]
+
+
+def test_disbelief_wears_off(cohort: Cohort) -> None:
+    for _ in range(40):
+        cohort.touch(range(8), 0, tag=1)
+    assert not cohort.policy._believes_over
+    for _ in range(600):
+        cohort.touch(range(100, 164), tag=2)
+    assert cohort.policy._believes_over
+
+
+def test_a_cohort_with_what_is_over_gives_before_others(cohort: Cohort) -> None:
+    cohort.touch(range(4), tag=1)
+    assert cohort.policy.idle_since() == cohort.now
+    cohort.touch(range(10, 12), 0, tag=2)
+    assert cohort.policy.idle_since() == float("-inf")
+
+
 def test_a_shard_without_hints_decides_as_one_that_never_knew_of_them() -> None:
     plain, tagged = Cohort(), Cohort()
     rng = np.random.default_rng(3)

@@ -72,7 +72,8 @@ class EvictionPolicy(Protocol):
         """Says that the holds on these blocks, given tail first, ended; those that were parked can go again."""
 
     def idle_since(self) -> float | None:
-        """Returns the time of the last touch of the next victim, None if there is none. Compares cohorts.
+        """Returns the time of the last touch of the next victim, None if there is none, -inf if it is of what is over.
+        Compares cohorts.
 
         Held blocks in the way are parked, as by `take`.
         """

@@ -52,6 +52,7 @@ _SECONDS = np.zeros(len(_WAS), np.float64)
 _SECONDS[PROMISED + 1 :] = 2.0 ** np.arange(MOST_LEVEL)
 _MANY = 24  # Source: measured, from so many on all at once is faster than one by one.
 _GOES_FIRST = -1.0
+_FEWEST_PEEKED = 64  # Of each level: of all of them together as many as of another kind.
 
 
 class _Kind:
@@ -114,10 +115,11 @@ class _Head(NamedTuple):
 class ExpectedReuse:
     """EvictionPolicy by learned worth, and by what callers say of the next use.
 
-    Uses the columns `touches` - how often each block was asked for, while it was here or not long gone -, `kind`, and,
-    from the first hint on, `session_tag` and `shared`. A touch soon after another one belongs to the same request, and
-    counts for nothing but recency; likewise that of a writer who names what is here already. `touched` of an overdue
-    block is when it was expected. A cohort that never had a hint decides as if there were none.
+    Uses the columns `touches` - how often each block was asked for, while it was here or not long gone -, `asked` -
+    when that counted last -, `kind`, and, from the first hint on, `session_tag` and `shared`. A touch soon after one
+    that counted belongs to the same request, and counts for nothing but recency; likewise that of a writer who names
+    what is here already. `touched` of an overdue block is when it was expected. A cohort that never had a hint decides
+    as if there were none.
     """
 
     __slots__ = (
@@ -169,13 +171,13 @@ class ExpectedReuse:
     def _touch_few(self, blocks: list[int], now: float, asked: bool) -> None:
         columns, kinds = self._columns, self._kinds
         place, touched, touches = columns.queue_place.cell, columns.cell.touched, columns.cell.touches
-        kind_of = columns.cell.kind
+        asked_at, kind_of = columns.cell.asked, columns.cell.kind
         again, gaps_s, came = [0] * KINDS, [0.0] * KINDS, [0] * KINDS
         into: list[list[int]] = [[] for _ in range(KINDS)]
         most = 1
         for block in blocks:
             if place[block]:
-                count, last_s = touches[block], touched[block]
+                count, last_s = touches[block], asked_at[block]
             else:
                 count, last_s = self._ghosts.take(hash(columns.key[block])) or (0, 0.0)
             was, is_new = min(count, KINDS) - 1, not count
@@ -187,7 +189,9 @@ class ExpectedReuse:
             kind = min(most, KINDS) - 1
             if was != kind and place[block]:
                 kinds[was].queue.remove(block)
-            came[kind] += is_new or is_again
+            if is_new or is_again or not place[block]:
+                came[kind] += is_new or is_again
+                asked_at[block] = now
             touches[block], touched[block], kind_of[block] = most, now, kind
             into[kind].append(block)
         for of, more, gap_s, fresh, rows in zip(kinds, again, gaps_s, came, into, strict=False):
@@ -198,7 +202,7 @@ class ExpectedReuse:
     def _touch_many(self, blocks: Ids, now: float, asked: bool) -> None:
         columns = self._columns
         place = columns.queue_place.at[blocks]
-        counts, last_s = columns.touches[blocks].astype(np.int64), columns.touched[blocks]
+        counts, last_s = columns.touches[blocks].astype(np.int64), columns.asked[blocks]
         new = (place == 0).nonzero()[0]
         if len(new):
             counts[new], last_s[new] = self._remembered(blocks[new])
@@ -224,6 +228,7 @@ class ExpectedReuse:
         gaps_s = np.bincount(was, gap_s[is_again], KINDS).tolist()
         came = np.bincount(after[is_counted], minlength=KINDS).tolist()
         columns.touches[blocks], columns.touched[blocks], columns.kind[blocks] = counts, now, after
+        columns.asked[blocks[is_counted | (place == 0)]] = now
         ends = [*np.searchsorted(after, np.arange(1, KINDS)).tolist(), len(blocks)]  # Counts grow towards the head.
         start = 0
         for number, end in enumerate(ends):
@@ -241,7 +246,8 @@ class ExpectedReuse:
     def _enter(self, blocks: Ids, now: float) -> None:
         """Takes in blocks none of which is known."""
         columns = self._columns
-        columns.touches[blocks], columns.touched[blocks], columns.kind[blocks] = 1, now, 0
+        columns.touches[blocks], columns.touched[blocks], columns.asked[blocks] = 1, now, now
+        columns.kind[blocks] = 0
         self._kinds[0].learn(0, 0.0, len(blocks))
         self._kinds[0].queue.append(blocks)
 
@@ -253,37 +259,36 @@ class ExpectedReuse:
         is_here = place != 0
         kind = columns.kind[blocks].astype(np.int64)
         was = _WAS[kind]
-        counts, last_s = columns.touches[blocks].astype(np.int64), columns.touched[blocks]
+        counts, last_s = columns.touches[blocks].astype(np.int64), columns.asked[blocks]
         new = (~is_here).nonzero()[0]
         if len(new):
             packed, last_s[new] = self._remembered(blocks[new])
             counts[new], was[new] = packed & _MOST_TOUCHES, packed >> 6
-        gap_s = now - last_s
-        is_again = (gap_s >= SAME_REQUEST_S) & (counts > 0)
-        if not asked:
-            is_again &= ~is_here
-        self._learn(is_again, was, counts, gap_s)
+        is_apart = now - last_s >= SAME_REQUEST_S
+        is_again = is_apart & (counts > 0) & (asked | ~is_here)
+        shared = self._share(blocks, is_here, is_apart, counts, hint.session_tag)
+        due_s = columns.touched[blocks] + _SECONDS[kind]
+        late_s = now - np.where(is_here & (kind == OVERDUE), columns.touched[blocks], last_s)
+        self._learn(is_again, was, counts, late_s)
         is_counted = is_again | (counts == 0)
         counts = np.maximum.accumulate(np.minimum(counts + is_counted, _MOST_TOUCHES))
         columns.touches[blocks] = counts
-        shared = self._share(blocks, is_here, is_again, hint.session_tag)
-        to = np.minimum(counts, KINDS) - 1
-        stays = np.zeros(len(blocks), np.bool_)
+        columns.asked[blocks[is_counted | ~is_here]] = now
+        plain = np.minimum(counts, KINDS) - 1
+        worth = np.array([of.worth(0.0, self._stay_s) for of in self._kinds[:KINDS]])[plain]
+        to, stays = plain.copy(), np.zeros(len(blocks), np.bool_)
         if hint.next_use == 0 and self._believes_over:
             to[~shared] = OVER
-        elif hint.next_use:
-            to[:] = PROMISED + min(hint.next_use, MOST_LEVEL)
+        elif hint.next_use:  # For a shared block one's promise may only add to what others make of it.
+            level = min(hint.next_use, MOST_LEVEL)
+            to[~shared | (worth <= self._worth_promised(2.0 ** (level - 1)))] = PROMISED + level
         elif hint.next_use is None:  # The rest of a request that has said what it knows.
-            stays |= is_here & ~is_again & (kind >= OVER)
+            stays = is_here & ~is_apart & ~shared & (kind >= OVER)
         # The earliest promise for a shared block holds.
-        due_s = last_s + _seconds_of(kind)
-        stays |= (
-            is_here
-            & (kind >= PROMISED)
-            & shared
-            & (due_s > now)
-            & ~((to >= PROMISED) & (now + _seconds_of(to) < due_s))
-        )
+        is_earlier = (to >= PROMISED) & (now + _SECONDS[to] < due_s)
+        held = is_here & (kind >= PROMISED) & shared & (due_s > now) & ~is_earlier
+        if held.any():
+            stays |= held & (self._worths_promised(due_s - now) >= worth)
         to[stays] = kind[stays]
         self._count(is_counted, is_here, kind, to)
         goes = ~stays
@@ -300,7 +305,9 @@ class ExpectedReuse:
         late_count = int(np.count_nonzero(late))
         self._kinds[OVERDUE].learn(late_count, float(gap_s[late].sum()), 0)
         self._promises.learn(int(np.count_nonzero(is_again & (was == _WAS_PROMISED))) + late_count, 0.0, 0)
-        self._overs[1] += float(np.count_nonzero(is_again & (was == _WAS_OVER)))
+        forgets = _FORGETS ** len(was)  # Also while it is not believed, so that it may be again.
+        self._overs[0] *= forgets
+        self._overs[1] = self._overs[1] * forgets + float(np.count_nonzero(is_again & (was == _WAS_OVER)))
 
     def _count(self, is_counted: Flags, is_here: Flags, kind: Longs, to: Longs) -> None:
         """Counts what came to each kind; what the same request had said otherwise a moment ago is taken back."""
@@ -314,17 +321,20 @@ class ExpectedReuse:
         self._promises.came = max(2.0, self._promises.came + int(came[PROMISED]))
         self._overs[0] += float(came[OVER])
 
-    def _share(self, blocks: Ids, is_here: Flags, is_again: Flags, tag: int) -> Flags:
+    def _share(self, blocks: Ids, is_here: Flags, is_apart: Flags, counts: Longs, tag: int) -> Flags:
         """Notes whose session asked last, and which blocks more than one session asked for; returns these.
 
-        Without a tag, every earlier touch may have been another session's.
+        Without a tag, every other request may have been another session's.
         """
         columns = self._columns
         owner = columns.session_tag[blocks]
-        others = is_here & is_again & ((owner != np.uint64(tag)) | (tag == 0))
+        if tag:
+            others = (owner != np.uint64(tag)) & ((owner != 0) | is_apart | (counts > 1))
+        else:
+            others = is_apart | ((owner == 0) & (counts > 1))
         shared: Flags = is_here & (columns.shared[blocks] | others)
         columns.shared[blocks] = shared
-        columns.session_tag[blocks[is_again | ~is_here]] = tag
+        columns.session_tag[blocks if tag else blocks[is_apart | ~is_here]] = tag
         return shared
 
     def _move(self, blocks: Ids, place: Longs, kind: Longs, to: Longs, now: float) -> None:
@@ -367,21 +377,25 @@ class ExpectedReuse:
             self._kinds[OVERDUE].came += len(rows)
 
     def over(self, blocks: Ids, session_tag: int) -> int:
-        """Buries what a session asked for last and no other did, its blocks given tail first; returns how many."""
+        """Buries what a session asked for last and no other did, its blocks given tail first; returns how many.
+
+        Without a tag: of the session that asked for the deepest of them last; of what came without a tag, only what was
+        asked for once.
+        """
         columns = self._columns
-        if not self._is_hinted:  # Nobody has noted who shares what: whoever asked again may have been another.
-            columns.shared[blocks] |= columns.touches[blocks] > 1
-            self._is_hinted = True
-        place = columns.queue_place.at[blocks]
-        mine = (place != 0) & ~columns.shared[blocks] & (columns.session_tag[blocks] == np.uint64(session_tag))
-        mine &= columns.kind[blocks] != OVER
+        self._is_hinted = True
+        place, owner = columns.queue_place.at[blocks], columns.session_tag[blocks]
+        mine = (place != 0) & ~columns.shared[blocks] & (columns.kind[blocks] != OVER)
+        mine &= (owner != 0) | (columns.touches[blocks] <= 1)
+        if not mine.any():
+            return 0
+        mine &= owner == (np.uint64(session_tag) if session_tag else owner[int(mine.argmax())])
         blocks, place = blocks[mine], place[mine]
         if not len(blocks) or not self._believes_over:
             return 0
-        kind, touched = columns.kind[blocks].astype(np.int64), columns.touched[blocks]
-        self._count(np.zeros(len(blocks), np.bool_), place != 0, kind, np.full(len(blocks), OVER, np.int64))
-        self._move(blocks, place, kind, np.full(len(blocks), OVER, np.int64), self._now)
-        columns.touched[blocks] = touched
+        kind, to = columns.kind[blocks].astype(np.int64), np.full(len(blocks), OVER, np.int64)
+        self._count(np.zeros(len(blocks), np.bool_), place != 0, kind, to)
+        self._move(blocks, place, kind, to, self._now)
         return len(blocks)
 
     @property
@@ -456,12 +470,17 @@ class ExpectedReuse:
     def _worth_promised(self, left_s: float) -> float:
         return self._promises.p * (1 - exp(-self._stay_s / max(left_s, _LEAST_TAU_S)))
 
+    def _worths_promised(self, left_s: Floats) -> Floats:
+        found: Floats = self._promises.p * (1 - np.exp(-self._stay_s / np.maximum(left_s, _LEAST_TAU_S)))
+        return found
+
     def _went(self, victims: Ids) -> None:
         columns = self._columns
-        times, packed = columns.touched[victims], columns.touches[victims]
+        times, packed, asked = columns.touched[victims], columns.touches[victims], columns.asked[victims]
         if self._is_hinted:
             kind = columns.kind[victims]
             packed = packed | (_WAS[kind] << 6).astype(np.uint8)
+            asked = np.where(kind == OVERDUE, times, asked)  # What it was late for.
             stayed = times[kind != OVER]
         else:
             stayed = times
@@ -470,7 +489,7 @@ class ExpectedReuse:
             self._stay_s = keep * self._stay_s + (1 - keep) * (self._now - float(stayed.sum()) / len(stayed))
         key = columns.key
         self._ghosts.fit(int(GHOSTS_PER_BLOCK * len(self)))
-        self._ghosts.add([hash(key[row]) for row in victims.tolist()], packed, times)
+        self._ghosts.add([hash(key[row]) for row in victims.tolist()], packed, asked)
 
     # -- looking -------------------------------------------------------------------------------------------------
 
@@ -479,7 +498,7 @@ class ExpectedReuse:
         return self._by_worth(
             [kind.queue.peek(count, holds) for kind in self._kinds],
             self._over.peek(count, holds),
-            {level: queue.peek_young(count, holds) for level, queue in self._levels.items()},
+            {level: queue.peek_young(max(_FEWEST_PEEKED, count // 8), holds) for level, queue in self._levels.items()},
         )[:count]
 
     def order(self) -> Ids:
@@ -498,8 +517,7 @@ class ExpectedReuse:
             kind.worths(self._now - touched[some], self._stay_s) for kind, some in zip(self._kinds, rows, strict=True)
         ]
         for level, some in promised.items():
-            left_s = np.maximum(touched[some] + 2.0 ** (level - 1) - self._now, _LEAST_TAU_S)
-            worth.append(self._promises.p * (1 - np.exp(-self._stay_s / left_s)))
+            worth.append(self._worths_promised(touched[some] + 2.0 ** (level - 1) - self._now))
             parts.append(some)
         found: Ids = np.concatenate(parts)[np.argsort(np.concatenate(worth), kind="stable")]
         return found
@@ -515,15 +533,7 @@ class ExpectedReuse:
             self._columns.touched[parked] = now  # They stand at the young end, and times follow the order.
 
     def idle_since(self) -> float | None:
-        """The time of the block that is idle longest, which need not go first: so it never falls while blocks go."""
-        queues = [kind.queue for kind in self._kinds]
-        if self._is_hinted:
-            queues += [self._over, *self._levels.values()]
-        heads = [queue.oldest(self._columns.holds) for queue in queues]
-        return min((float(self._columns.touched[head]) for head in heads if head is not None), default=None)
-
-
-def _seconds_of(kind: Longs) -> Floats:
-    """After how many seconds blocks of these kinds are promised to be asked for, 0 where none are."""
-    found: Floats = _SECONDS[kind]
-    return found
+        heads = sorted(self._heads())
+        if not heads:
+            return None
+        return -inf if heads[0].kind == OVER else float(self._columns.touched[heads[0].block])

@@ -52,15 +52,12 @@ class GhostTable:
         return (self._bucket_mask + 1) * WAYS
 
     def fit(self, horizon: int) -> None:
-        """Sets the horizon. The table grows, by doubling, and never shrinks; what is remembered stays."""
+        """Sets the horizon. The table grows, by doubling, and never shrinks. What it knew is lost then: to put millions
+        of them anew takes seconds, and it grows while memory fills for the first time, when little has gone."""
         self.horizon = horizon
         if _PLACES_PER_GHOST * horizon <= self.places:
             return
-        hashes, counts, times, numbers = self._hash, self._count, self._time, self._number
         self._make(_PLACES_PER_GHOST * horizon)
-        there = np.flatnonzero(counts)
-        there = there[np.argsort(self._age(numbers[there]), kind="stable")[::-1]]
-        self._put(hashes[there], counts[there], times[there], numbers[there])
 
     def add(self, hashes: Sequence[int], counts: Bytes, times: Floats) -> None:
         """Remembers blocks, in the order in which they went."""
