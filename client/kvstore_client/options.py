@@ -34,7 +34,7 @@ class ClientOptions:
     `queue_bytes`: payload that tickets may hold at once; what does not fit is dropped and counted.
     `lease_ms`: how long leases last unless a call says otherwise; 0 = what the shard gives.
     `connect_backoff_min_ms`, `connect_backoff_max_ms`: pause between attempts to connect.
-    `gives_hints`: promises the shard that calls carry hints, so that silence means no return is expected.
+    `gives_hints`: tells the shard that calls carry hints, so that silence could mean no return; none uses it yet.
     `tls`: how connections over TCP are encrypted; None = not at all. Unix sockets stay plain.
     `busy_poll_us`: microseconds that a blocking call looks for its answer before it sleeps; 0 = it sleeps at once.
     `disk_wait_ms`: how long a read waits for blocks that the shard has on disk, or that are in flight, unless the call
