@@ -184,7 +184,7 @@ class _Store:
         states = bytes([H, F, W, M]).ljust(len(chain.keys) - 1, bytes([W])) + bytes([M])
         return MatchResult(states, prefix_blocks=1)
 
-    async def acquire(self, chain: Chain, *, wait_ms: int) -> _Lease:
+    async def acquire(self, chain: Chain, *, wait_ms: int, hint: object = None) -> _Lease:
         assert len(chain.keys) == 3
         return _Lease(bytes([H, H, W]))
 
@@ -193,7 +193,7 @@ class _Store:
             fill_payload(key, 0, part)
         return ReadResult(None, size_bytes=sum(map(len, into)))
 
-    async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
+    async def reserve(self, chain: Chain, *, wait_ms: int, hint: object = None) -> _Lease:
         self.asked = list(chain.keys)
         states = [PartState.PRESENT, PartState.PRESENT, PartState.IN_FLIGHT]
         return _Lease(bytes(states).ljust(len(chain.keys), bytes([PartState.CREATED])))
@@ -250,7 +250,7 @@ class _SmallStore:
         count = len(chain.keys) - self.missing
         return MatchResult(bytes([W]) * count + bytes([M]) * self.missing, prefix_blocks=count)
 
-    async def acquire(self, chain: Chain, *, wait_ms: int) -> _Lease:
+    async def acquire(self, chain: Chain, *, wait_ms: int, hint: object = None) -> _Lease:
         assert not self.leased, "what was read is still leased"
         self.keys = list(chain.keys)
         self.leased = min(2, len(self.keys))
@@ -262,7 +262,7 @@ class _SmallStore:
             fill_payload(key, 0, part)
         return ReadResult(None, size_bytes=sum(map(len, into)))
 
-    async def reserve(self, chain: Chain, *, wait_ms: int) -> _Lease:
+    async def reserve(self, chain: Chain, *, wait_ms: int, hint: object = None) -> _Lease:
         assert wait_ms > 0
         self.asked.append(list(chain.keys))
         states = [PartState.PRESENT] * self.leased + [PartState.CREATED] * (len(self.asked) >= 3) + [PartState.FULL]
