@@ -25,6 +25,7 @@ from kvstore_client.fast.busy import FILL_BYTES
 from kvstore_client.fast.lane import BlockingLane, Plain
 from kvstore_client.fast.pools import BlockingLanes
 from kvstore_client.fast.wire import OneMessage
+from kvstore_client.landing import Landing
 from kvstore_client.leases import HOT
 from kvstore_client.options import Verify
 from kvstore_client.question import Keys
@@ -153,51 +154,46 @@ def _stream(lane: BlockingLane, asked: _Asked, verify: Verify) -> bytes | None:
     finally:
         if not done:
             lane.close()
-    return taker.states if done and taker.is_whole else None
+    return taker.states if done and taker.is_whole() else None
 
 
 class _Streaming(OneMessage):
-    """Puts the payload of a Get's answer where it belongs, and hashes each piece there while a core's cache has it.
-    `is_whole`: all of it fits the question, came, and is as it was written."""
+    """Puts the payload of a Get's answer where it belongs, and hashes each piece there while a core's cache has it."""
 
     def __init__(self, views: list[memoryview], verify: Verify) -> None:
         super().__init__()
-        self._views, self._verify = views, verify is Verify.ON
-        self._part = self._done = 0
-        self._hash, self._room = xxh3_64(), memoryview(b"")
-        self._sums: list[int] = []
+        self._views, self._verify = views, verify
+        self._landing: Landing | None = None
         self.states = b""
-        self._checksums: list[int] = []
 
-    @property
     def is_whole(self) -> bool:
-        return (
-            bool(self.states) and self._part == len(self._views) and (not self._verify or self._sums == self._checksums)
-        )
+        """Whether all of it fits the question, came, and is as it was written. To be asked once, at the end."""
+        if self._landing is None:
+            return False
+        try:
+            self._landing.finish()
+        except MalformedAnswer:
+            return False
+        return not self._landing.corrupt
 
     def message(self, raw: bytes) -> None:
-        header = None if self.states else _header(raw, self._views)
+        header = None if self._landing is not None else _header(raw, self._views)
         if header is None:
             raise MalformedAnswer("is not the header of the answer to this question")
-        self.states, self._checksums = header.states, list(header.checksums)
-        self._views = _hits(self.states, self._views)
+        self.states = header.states
+        targets = [[view] for view in _hits(self.states, self._views)]
+        self._landing = Landing(
+            lengths=list(header.lengths), checksums=list(header.checksums), targets=targets, verify=self._verify
+        )
 
     def room(self, most: int) -> memoryview:
-        if not self.states or self._part == len(self._views):
-            raise MalformedAnswer("more bytes came than were announced")
-        view = self._views[self._part]
-        self._room = view[self._done : self._done + min(most, FILL_BYTES)]
-        return self._room
+        if self._landing is None:
+            raise MalformedAnswer("bytes came before the header")
+        return self._landing.room(min(most, FILL_BYTES))
 
     def landed(self, size: int) -> None:
-        if self._verify:
-            self._hash.update(self._room[:size])
-        self._done += size
-        if self._done == len(self._views[self._part]):
-            if self._verify:
-                self._sums.append(self._hash.intdigest())
-                self._hash.reset()
-            self._part, self._done = self._part + 1, 0
+        assert self._landing is not None
+        self._landing.landed(size)
 
 
 def _copy(

@@ -190,6 +190,17 @@ def test_a_block_that_lacks_a_part_is_not_kept(tmp_path: Path) -> None:
         assert warm.count("warm_dropped_incomplete_blocks") >= 3 * HOT_BLOCKS
 
 
+def test_what_is_over_leaves_memory_unwritten_and_is_counted_so(tmp_path: Path) -> None:
+    with warm_shard(tmp_path) as warm:
+        namespace, keys = warm.client.namespace(SPEC), chain(1, 16)
+        assert namespace.put(keys, [value(block) for block in keys]).ok
+        assert namespace.over(keys).blocks == len(keys)
+        warm.fill(2)
+        assert warm.stored(keys) == 0
+        assert warm.count("warm_dropped_over_blocks") == len(keys)
+        assert warm.count("warm_dropped_behind_blocks") == 0
+
+
 def test_a_chain_longer_than_memory_is_read_whole_in_as_many_calls_as_it_takes(tmp_path: Path) -> None:
     with warm_shard(tmp_path) as warm:
         keys = chain(1, 2 * HOT_BLOCKS)

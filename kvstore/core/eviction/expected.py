@@ -9,8 +9,7 @@ block is worth the chance that it is asked for within the time W that blocks sta
 
 Blocks that went are remembered for as long as twice as many others go, or `p` would only tell of those that stayed. A
 block counts as asked for at least as often as each behind it in a request: one that was forgotten must not leave a hole
-in its chain. Source: compared with other policies on public traces of chat, agents and API calls (docs/policies.md);
-more kinds (turns, forks of chains) gained less than 0.6 points there.
+in its chain. Source: compared with other policies on public traces of chat, agents and API calls (docs/policies.md).
 
 Hints add three kinds. Blocks promised to be asked for again within some seconds are worth p (1 - e^(-W/r)) with r
 seconds to go, so that those go first whose time is furthest; promised ones whose time has passed are overdue, and worth
